@@ -380,8 +380,7 @@ _PARTS = ("image", "size", "annotation", "asset", "media", "metadata", "item")
 
 
 def _walk_stated_sizes(values: Any) -> Iterator[Size]:
-    """Yields the sizes of the image that values state: numbers or texts named ``width`` and ``height`` in columns and
-    in the JSON of files of annotations."""
+    """Yields the sizes of the image that values state, in columns and in the JSON of annotations."""
     if not isinstance(values, Mapping):
         return
     for width, height in _SIZES:

@@ -242,8 +242,7 @@ def find_described_folder(file: Path, options: SourceOptions, named: Kind | None
 
 
 def _find_possible_kinds(folder: Path, options: SourceOptions, named: Kind | None) -> list[Kind]:
-    """Returns the named kind, else the recognised one. If recognition is ambiguous, returns the kinds that the error
-    offers with ``--source``. If recognition fails otherwise, returns an empty list."""
+    """Returns the named or the recognised kind, or the kinds that the question of an ambiguous recognition offers."""
     try:
         return [named or recognise(folder, options)]
     except AmbiguousSourceError as error:

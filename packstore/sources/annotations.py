@@ -124,8 +124,7 @@ def _suspect(companion: Companion) -> SuspectedAnnotation:
 
 
 def _widen_pattern(suspect: SuspectedAnnotation, holding: Collection[str]) -> SuspectedAnnotation:
-    """Widens the pattern of a suspect in a folder without images. The new pattern hides the highest folder without
-    images above the suspect. Returns a suspect in any other folder unchanged."""
+    """Widens the pattern of a suspect to the highest folder above it that has no images."""
     # A folder without images would be an empty class.
     above = [place for place in path_and_parents(suspect.folder or "") if place not in holding]
     return suspect._replace(patterns=(_folder_pattern(above[-1]),)) if above else suspect
@@ -234,13 +233,13 @@ def _annotation_phrase(
 
 
 def _count_rows(tree: Tree, path: str, suffix: str) -> set[int]:
-    """Returns the possible numbers of rows of a file: those of an array, lines with and without a header, or items of
-    JSON and of its lists. Counts the first 16 MiB of a text."""
+    """Returns the possible numbers of rows of a file: of an array, of lines, or of items of JSON and its lists."""
     text = tree.first_bytes(path, _COUNTED_BYTES if suffix != ".npy" else _BYTES).strip()
     if array := _NPY_ROWS.match(text):
         return {int(array[1])}
     if suffix != ".json":
         lines = text.count(b"\n") + 1
+        # The first line may be a header.
         return {lines, lines - 1}
     try:
         value = load_json(text)

@@ -328,13 +328,13 @@ def _read_sidecars(tree: Tree, contents: Contents) -> Iterator[Answer]:
 
 
 def _name_splits(contents: Contents, flat: bool) -> Iterator[Answer]:
-    """Yields the answers that take the words of splits in the names of the top folders: with the classes in them, and
-    with ``flat`` without labels."""
+    """Yields the answers that take words of splits from the names of the top folders, with the classes in them."""
     tops = {path.split("/")[0] for path, each in contents.folders.items() if path and each.images.count}
     splits = {name: find_split(name) for name in sorted(tops)}
     if splits and all(splits.values()) and len({*map(MEANINGS.get, splits.values())}) > 1:
         ordered = dict(sorted(splits.items(), key=lambda item: (SPLIT_ORDER.index(item[1]), item[0])))
         yield name_splits(ordered)
+        # The images may also have no labels.
         if flat:
             yield name_splits(ordered, "--source", "flat")
 

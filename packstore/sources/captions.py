@@ -119,8 +119,7 @@ class CaptionsSource(ListedSource):
 
 
 def _read_captions(tree: Tree, file: str) -> Iterator[tuple[str, str, str]]:
-    """Yields image, caption and split of each line of a file, with clean paths of images; the split is ``""`` for none.
-    Raises :class:`SourceError` for a malformed line."""
+    """Yields the path of the image, caption and split of each line of a file; the split may be ``""``."""
     lines = _read_bare_lines(tree, file) if _has_bare_lines(tree, file) else _read_table(tree, file)
     for place, image, caption, split in lines:
         try:
@@ -154,8 +153,7 @@ def _read_table(tree: Tree, file: str) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _find_columns(header: Iterable[str]) -> list[str] | None:
-    """Returns the columns of files, captions and, if there is one, splits. Returns None unless there is exactly one of
-    files and one of captions. Also returns None if another column is neither a split nor a counter."""
+    """Returns the columns of files, captions and, if there is one, splits; None if others have a meaning."""
     names = {name: name.strip().lower() for name in header}
     files = [name for name, plain in names.items() if plain in _FILES]
     captions = [name for name, plain in names.items() if plain in CAPTION_COLUMNS]
@@ -261,8 +259,7 @@ def _find_captions(tree: Tree) -> CompanionPattern | None:
 
 
 def _recognise_files(path: Path, options: SourceOptions) -> Certainty:
-    """Certain if at least half of the images have a text, and all texts are for people, else ``NO``. Partial if several
-    folders of images may be classes. Raises :class:`AmbiguousSourceError` for texts of an unknown encoding."""
+    """Recognises images with a text each, if all texts are for people."""
     tree = open_tree(path)
     if tree is None or _find_captions(tree) is None:
         return Certainty.NO
@@ -273,6 +270,7 @@ def _recognise_files(path: Path, options: SourceOptions) -> Certainty:
     holding = [folder for folder, each in list_contents(tree).folders.items() if each.images.count]
     splits = find_splits_of_folders(holding)
     plain = {f for f in holding if f not in splits and not _REPEATS.fullmatch(f.rpartition("/")[2])}
+    # Several folders of images may be classes.
     return Certainty.CERTAIN if len(plain) < 2 else Certainty.PARTIAL
 
 

@@ -224,14 +224,14 @@ def _words_of(pattern: str) -> list[str]:
 
 
 def _to_regex(pattern: str, folders: bool, named: bool = False) -> str:
-    """Converts a pattern to a regular expression. ``{s}`` includes slashes only with ``folders``. The suffix may be in
-    any case. ``named``: the first ``{s}`` is the group ``s``, and further ones are equal to it."""
+    """Converts a pattern to a regular expression; ``named`` makes a group ``s`` of the first ``{s}``."""
     head, suffix = _SUFFIX.sub("", pattern), _SUFFIX.search(pattern)
     place, slash, last = head.rpartition("/")
     parts: list[str] = []
     if folders and slash and _STEM not in place and _STEM in last[1:] and not last.startswith(_STEM):
         parts = [re.escape(f"{place}/"), f"({'?P<within>' if named else '?:'}(?:[^/]+/)*)"]
         head, folders = last, False
+    # ``{s}`` only includes slashes with ``folders``.
     stem = "(?:.+)" if folders else "(?:[^/]+)"
     for token in re.split(r"(\{s\}|\*)", head):
         if token == _STEM:
@@ -239,6 +239,7 @@ def _to_regex(pattern: str, folders: bool, named: bool = False) -> str:
             parts.append(f"(?P<s>{stem})" if first else "(?P=s)" if named else stem)
         else:
             parts.append("[^/]*" if token == "*" else re.escape(token))
+    # The suffix may be in any case.
     return "".join(parts) + (f"(?i:{re.escape(suffix[1])})" if suffix is not None else "")
 
 

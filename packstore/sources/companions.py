@@ -253,11 +253,11 @@ class CompanionsSource(FileRowSource):
         return self.tree.names(folder).files
 
     def _name_columns(self) -> Mapping[str, Sequence[CompanionPattern]]:
-        """Names the columns of all patterns. Patterns of one option whose files have the same words share a column if
-        their images are in different folders."""
+        """Names the columns of all patterns."""
         columns: dict[str, Sequence[CompanionPattern]] = {}
         several_masks = [pattern.option for pattern in self._patterns].count(MASKS) > 1
         for pattern in self._patterns:
+            # Files in different folders that have the same words are one column.
             shared = next((name for name, others in columns.items() if pattern.may_share_column(others[0])), None)
             if shared is not None:
                 columns[shared] = (*columns[shared], pattern)
@@ -312,8 +312,9 @@ class CompanionsSource(FileRowSource):
             raise SourceError(f"{printable(str(self.path))}: --{option} {text!r}: {error}") from None
 
     def _name_folders(self, folders: Iterable[str]) -> dict[str, str]:
-        """Returns the name of the class folder of each folder of images: the first folder of its path that differs
-        between folders, without those of splits; ``""`` if there is none."""
+        """Returns the class folder of each folder of images: the first part of its path that is not in all, without
+        splits.
+        """
         paths = {
             folder: [part for part in folder.split("/") if part and not (folder in self._split_of and find_split(part))]
             for folder in folders
@@ -325,8 +326,7 @@ class CompanionsSource(FileRowSource):
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Certain if the user gives patterns, or if it is sure what all files beside images are. Partial if there are other
-    files that belong to images, else ``NO``."""
+    """Recognises images with files that belong to them: certain if it is sure what all these files are."""
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO

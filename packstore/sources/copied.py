@@ -212,8 +212,7 @@ def _fetch_and_link(place: Path, store: ObjectStore, info: ObjectInfo, cache: Ca
 
 
 def _relative_path(path: Path, name: str, top: str) -> str:
-    """Returns the path of an object below the folder ``top``; empty for the object ``top`` itself. Raises
-    :class:`SourceError` for a name that no file can have."""
+    """Returns the path of an object below the folder ``top``; empty for the object ``top`` itself."""
     inside = name if not top else name[len(top) + 1 :]
     if inside and (any(part in ("", ".", "..") for part in inside.split("/")) or "\0" in inside):
         raise SourceError(f"{printable(str(path))} holds {printable(name)!r}, which cannot be the path of a file")

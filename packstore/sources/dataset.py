@@ -344,10 +344,10 @@ class DatasetSource(SampleSource):
         return int(entry.ref[0])
 
     def _worker_count(self, part: _SplitData) -> int:
-        """Returns the number of worker processes for a split; 0 or 1 means this process. By default, 0 for fewer than
-        1024 samples, else the number of cores. Iterables and lists have none."""
+        """Returns the number of worker processes for a split; 0 or 1 means this process."""
         if part.length is None or part.in_memory:
             return 0
+        # Starting workers takes longer than reading a few samples.
         default = default_workers() if part.length >= _BY_WORKERS else 0
         return default if self._workers is None else self._workers
 
@@ -417,8 +417,7 @@ class StreamSource(SampleSource):
 
 
 def _examine_dataset(split: str, data: Any) -> _SplitData:
-    """Examines the dataset of a split: its length, and if it is map-style or iterable. Raises :class:`UsageError` for a
-    ``DataLoader``, and for objects that are neither."""
+    """Examines the dataset of a split: its length, and if it is map-style or iterable."""
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None and isinstance(data, torch_data.DataLoader):
         raise UsageError("a DataLoader gives batches; give its dataset, and workers= here")
@@ -473,15 +472,13 @@ def _describe_value(value: Any) -> Any:
 def _read_by_workers(
     reading: _DatasetReader, refs: Iterable[Ref], workers: int, nbytes: int
 ) -> Iterator[NamedSample | FailedSample]:
-    """Yields the samples ``refs`` in order, read by ``workers`` processes. ``nbytes`` is the mean size of a sample, and
-    decides how many of them a worker sends together.
-
-    Raises :class:`SourceError` if a worker process ends too early."""
+    """Yields the samples ``refs`` in order, read by ``workers`` processes."""
     from torch import Generator
     from torch.utils.data import DataLoader
 
     loader: Any = DataLoader(
         cast("Dataset[Any]", reading),
+        # ``nbytes`` is the mean size of a sample. A worker sends several small ones together.
         batch_size=max(1, min(_MOST, _BATCH_BYTES // max(1, nbytes))),
         sampler=refs,
         num_workers=workers,

@@ -149,12 +149,12 @@ def try_utf8(data: bytes, encoding: str | None, shown: str) -> tuple[bytes, Sour
 
 
 def _ask(start: str, data: bytes, words: Sequence[bytes], candidates: Sequence[str]) -> AmbiguousSourceError:
-    """Makes the question in which of the candidates a text is that is not UTF-8, with some words in each possible one.
-    Those with most letters come first."""
+    """Makes the question which of the candidates is the encoding of a text, with some of its words in each."""
 
     def count_others(name: str) -> int:
         return sum(not (letter.isascii() or letter.isalpha()) for letter in b"".join(words).decode(name, "replace"))
 
+    # The likeliest encoding gives most letters.
     possible = sorted([n for n in candidates if _can_decode(data, n)] or ["latin-1"], key=count_others)
     readings = "; ".join(
         f"{', '.join(repr(printable(word.decode(name, 'replace')[-_SHOWN_LETTERS:])) for word in words)} in {name}"
@@ -209,8 +209,7 @@ def _is_utf8(data: bytes, given: str | None) -> bool:
 
 
 def _decode_as_declared(data: bytes) -> bytes | None:
-    """Converts XML to UTF-8 from the encoding that it declares. Returns None if it declares none or UTF-8, if it is no
-    XML, or if its bytes contradict the declaration."""
+    """Converts XML to UTF-8 from the encoding that it declares; None if there is nothing to convert."""
     found = _DECLARED.match(data)
     if found is None or (_LONG.search(data) is not None and _find_non_utf8(data) is None):
         return None  # what is valid UTF-8 with such bytes is UTF-8, whatever it declares

@@ -178,8 +178,8 @@ class ExportedRows(RowSource):
         return Sample(self._convert_image(given.get("image")), values, at_rest=True)
 
     def _convert_image(self, value: Any) -> ImageData:
-        """Converts the image to the form that it had in the exported store, and checks it. Decodes a PNG that was made
-        from an array. Raises :class:`ValueError` for another type, dtype or shape."""
+        """Converts the image to the form that it had in the exported store, and checks it."""
+        # It is a PNG that was made from an array.
         if self._decoder is not None and isinstance(value, bytes):
             value = self._decoder.decode(value)
         image = self.store_manifest.image
@@ -194,10 +194,9 @@ class ExportedRows(RowSource):
         return np.ascontiguousarray(value)
 
     def _yield_rows(self, split: str) -> Iterator[Row]:
-        """Yields the rows of a split with the keys of their records. ``ref`` is a pair: the record's number, and the
-        row's own ``ref``.
-
-        Raises :class:`SourceError` if the export manifest has another number of records."""
+        """Yields the rows of a split with the keys of their records; ``ref`` is the record's number and the row's own
+        ``ref``.
+        """
         numbers, count = self.ranges[split], 0
         for row in self.rows(split):
             if count < len(numbers):
@@ -208,8 +207,7 @@ class ExportedRows(RowSource):
             raise self._changed_error(f"it holds {count:,} samples{where}, {MANIFEST_FILE} says {len(numbers):,}")
 
     def _record_key(self, number: int, row: Row) -> str:
-        """Returns the key of a record from its line. If there are no lines, or the line has no key, returns the row's.
-        Raises :class:`SourceError` for a damaged line."""
+        """Returns the key of a record from its line, or else the row's key."""
         if self.lines is None:
             return row.key
         with suppress(ValueError):
@@ -413,9 +411,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 
 def _open(path: Path, options: SourceOptions) -> Source:
-    """Opens an export by the kind of source that reads its format, else as files. Sets the evidence. Raises
-    :class:`SourceError` for a missing or damaged manifest, and :class:`NeedsCopyError` at a URL if the kind reads only
-    local files."""
+    """Opens an export by the kind of source that reads its format, else as files."""
     export_manifest = find_export_manifest(path)
     if export_manifest is None or export_manifest.source == "exported" or export_manifest.source not in SOURCES:
         opened: Source = ExportedFiles(path, options)

@@ -81,8 +81,7 @@ class FolderSource(Source):
         return count_replaced_members(self.tree)
 
     def _refuse_odd_suffix(self, key: str, suffix: str) -> None:
-        """Raises :class:`SampleError` for a file of a format that packstore does not read, by its first bytes. With
-        ``by_suffix``, every file without the suffix of an image or array is such an error."""
+        """Raises :class:`SampleError` if the first bytes or the suffix of a file show no image that packstore reads."""
         kind = find_unread_file_kind(key, self.tree.first_bytes(key, UNREAD_BYTES))
         if kind is not None:
             raise SampleError(key, unread_kind_message(kind))

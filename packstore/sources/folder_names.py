@@ -157,13 +157,13 @@ class NameCache:
         self.identities.clear()
 
     def _keep_decoded(self, directory: str, names: Names) -> None:
-        """Keeps the decoded names of a directory, in place of all others if there is no room for more. Keeps none of a
-        directory that alone has too many."""
+        """Keeps the decoded names of a directory, in place of all others if there is no room for more."""
         count = names.text.count("\0") + len(names.folders)
         self._decoded.pop(directory, None)
         if count > self._room:
             self._decoded.clear()
             self._room = _SHARED_NAMES
+        # A single directory may have too many names.
         if count <= self._room:
             self._decoded[directory] = names
             self._room -= count

@@ -425,10 +425,10 @@ class ClipsSource(FrameFilesSource):
         return next(iter(self._depths))
 
     def _are_files(self) -> bool:
-        """Tells if each file is a clip; if not, each folder is. Unless the user has chosen ``clips:files``, the first
-        call scans all files, and sets ``options.frames``. Raises :class:`SourceError` if neither is clear."""
+        """Tells if each file is a clip; if not, each folder is."""
         if self.options.frames == FILE_CLIPS:
             return True
+        # The first call scans all files, and keeps the answer in ``options.frames``.
         self.scan_files()
         if self._has_several:
             self.options = replace(self.options, frames=FILE_CLIPS)

@@ -126,9 +126,7 @@ def _read_tags(data: bytes) -> dict[int, Any]:
 
 
 def _read_keys(tags: Mapping[int, Any]) -> dict[int, Any]:
-    """Looks up the values of the GeoKeys, by number: a number, a text, or a list of several numbers.
-
-    Raises :class:`IndexError` for a key beyond the values of its tag."""
+    """Looks up the values of the GeoKeys, by number: a number, a text, or a list of several numbers."""
     directory: Sequence[int] = tags.get(_KEYS, ())
     keys: dict[int, Any] = {}
     for at in range(4, min(len(directory), 4 + 4 * (directory[3] if len(directory) > 3 else 0)), 4):

@@ -166,13 +166,13 @@ class ImageFolderSource(FolderSource):
         return self._yield_entries(chosen, numbers)
 
     def _yield_entries(self, chosen: Sequence[SplitFolder], numbers: dict[str, int]) -> Iterator[Entry]:
-        """Yields the entries of the chosen split folders; ``numbers`` maps class names to numbers. A link that is a
-        cycle has no class, and gets number 0."""
+        """Yields the entries of the chosen split folders; ``numbers`` maps class names to numbers."""
         for folder in chosen:
             split = folder.split
             for label, directory, listing in self._listed.get(folder.directory) or self._list_directories(
                 folder, Counter()
             ):
+                # A link that is a cycle has no class.
                 labels = (numbers.get(label, 0),) if folder.classes else ()
                 prefix = f"{directory}/" if directory else ""
                 for image, size, modified, changed in zip(
@@ -270,9 +270,7 @@ class ImageFolderSource(FolderSource):
         ]
 
     def _choose_folders(self, folders: list[SplitFolder], split: str | None) -> list[SplitFolder]:
-        """Returns the folder of one split, or all folders for None. The case of ``split`` does not matter. Raises
-        :class:`NotInSourceError` for an unknown split. Raises :class:`AmbiguousSourceError` for all folders if only
-        some have class folders."""
+        """Returns the folder of one split, in any case of letters, or all folders for None."""
         if split is not None:
             chosen = [folder for folder in folders if folder.split == split.lower()] if split else []
             if not chosen:

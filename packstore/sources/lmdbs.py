@@ -209,8 +209,7 @@ def _find_lmdbs(path: Path) -> list[Path]:
 
 
 def _is_lmdb(path: Path) -> bool:
-    """Tells by the magic number if a path is an LMDB: the file itself, or a directory with it as ``data.mdb``. Raises
-    :class:`SourceError` if the file cannot be read."""
+    """Tells by the magic number if a path is an LMDB: the file itself, or a directory with ``data.mdb``."""
     file = path / DATA_FILE if path.is_dir() else path
     return first_bytes(file, _MAGIC_AT + len(_MAGIC))[_MAGIC_AT:] == _MAGIC
 
@@ -381,8 +380,7 @@ class Folder2LmdbSource(LmdbSource):
 
 
 def _load_pickle(data: bytes) -> Any:
-    """Parses a pickle of plain values and bytes; runs nothing from it. Raises :class:`ValueError` for a damaged pickle,
-    one of more than 1,000 operations, and one that calls any function."""
+    """Parses a pickle of plain values and bytes; runs nothing from it."""
     try:
         return interpret_plain_pickle(data, {}, _MAX_OPERATIONS)
     except PickleError as error:

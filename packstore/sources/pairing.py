@@ -252,8 +252,7 @@ def _list_kinds(folder: FolderContents) -> list[NameSet]:
 
 
 def _judge(tree: Tree, relation: Relation, known: Sequence[Known]) -> tuple[Companion, Relation] | None:
-    """Looks at a few files of a relation. Returns what they are, and the relation from images to them, which may be
-    turned around. Returns None if the files only have similar names. ``known`` are other files of images."""
+    """Looks at a few files of a relation, and returns what they are, with the relation from images to them."""
     from packstore.sources.resemblance import are_masks, differ_in_colour, read_picture
 
     images, files = relation.patterns
@@ -285,6 +284,7 @@ def _judge(tree: Tree, relation: Relation, known: Sequence[Known]) -> tuple[Comp
         grey_first = False  # an X-ray beside its overlay
     may_swap = relation.folders is None or relation.folders[0] != ""
     if (grey_first or masks_first) and may_swap:
+        # The files are the images: the relation is turned around.
         return _judge(tree, relation.swapped(), known)
     masks = [image is not None and image.is_mask for image, _ in pictures]
     if (all(masks) and not (within and _covers_images(tree, relation))) or (one.is_whole and any(masks)):

@@ -166,8 +166,7 @@ def _parse_colour_lines(text: str) -> ClassColours:
 
 
 def _parse_colour_table(text: str) -> ClassColours:
-    """Parses a table with a column of class names, and columns of colours or pixel values. Sorts rows by pixel value.
-    Raises :class:`ValueError`, :class:`IndexError` or :class:`StopIteration` for another text."""
+    """Parses a table with a column of class names, and columns of colours or pixel values."""
     head, *lines = ([cell.strip() for cell in line] for line in csv.reader(io.StringIO(text, newline="")) if line)
     titles = [cell.lower() for cell in head]
     label = next(titles.index(name) for name in _NAMES if name in titles)
@@ -177,8 +176,7 @@ def _parse_colour_table(text: str) -> ClassColours:
 
 
 def _parse_colour_json(text: str) -> ClassColours:
-    """Parses a list of objects with a title or name, and a colour; also in an object, as ``classes``. Raises
-    :class:`ValueError`, :class:`KeyError`, :class:`TypeError` or :class:`AttributeError` for other JSON."""
+    """Parses a list of objects with a title or name, and a colour; also in an object, as ``classes``."""
     document = load_json(text.encode())
     colours: ClassColours = []
     for each in document["classes"] if isinstance(document, dict) else document:

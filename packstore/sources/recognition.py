@@ -61,13 +61,12 @@ _LIKE_SPLIT = re.compile(
 
 
 def _find_left_by_kind(path: Path, kind: Kind, options: SourceOptions) -> list[SuspectedAnnotation]:
-    """Opens a path as a kind that matches it partially, and surveys it. Returns the annotations that this kind would
-    leave out; none if the survey fails."""
+    """Returns the annotations that a kind, which matches the path partially, would leave out."""
     try:
         with closing(kind.open(path, replace(options, named=True))) as source:
             return find_left_by_source(source, source.survey())
     except PackstoreError:
-        return []
+        return []  # it cannot be opened or surveyed
 
 
 def find_kind(path: Path) -> Kind | None:
@@ -212,14 +211,10 @@ def _find_specific_kind(path: Path) -> Kind | None:
 
 
 def _refuse_unlikely_classes(path: Path, clips: bool) -> None:
-    """Raises :class:`AmbiguousSourceError` if the folders of an image folder do not seem to be classes.
-
-    - The only folder is a dataset itself.
-    - Folders have names like splits.
-    - :func:`_find_non_classes` finds another reason.
-    """
+    """Raises :class:`AmbiguousSourceError` if the folders of an image folder do not seem to be classes."""
     inside = _find_only_folder(path)
     kind = None if inside is None else _find_certain_kind(inside)
+    # The only folder is a dataset itself.
     if inside is not None and kind is not None:
         raise ask_about_nested(path, [(inside, kind)], SOURCES["imagefolder"])
     if splits := _find_split_like_folders(path):
@@ -282,8 +277,7 @@ def _find_nested(path: Path, certain: Callable[[Path], Kind | None]) -> list[tup
 
 
 def _find_only(place: Path, certain: Callable[[Path], Kind | None], depth: int) -> list[tuple[Path, Kind]]:
-    """Returns a path with its kind. If it has none, returns the only dataset among the paths in it, at most four, which
-    may be deeper while there is one path alone."""
+    """Returns a path with its kind, or else the only dataset among the paths in it."""
     try:
         kind = certain(place)
     except PackstoreError:
@@ -294,6 +288,7 @@ def _find_only(place: Path, certain: Callable[[Path], Kind | None], depth: int) 
     further = inside if len(inside) == 1 else [each for each in inside if each.is_dir()]
     if not depth or len(further) > _SHOWN:
         return []
+    # Only a chain of single paths is followed further down.
     below = depth - 1 if len(inside) == 1 else 0
     datasets = [dataset for each in further for dataset in _find_only(each, certain, below)]
     return datasets if len(datasets) == 1 else []
@@ -309,14 +304,14 @@ def _find_first_archive(path: Path) -> Path | None:
 
 
 def _find_only_folder(path: Path) -> Path | None:
-    """Returns the only folder in a folder. Returns None if there are others, or if it has the name of a split or
-    contains no folders. Also returns None if images are directly in one of the two."""
+    """Returns the only folder in a folder, if both only have folders in them; else None."""
     tree = open_tree(path) if path.is_dir() else None
     top = Names() if tree is None else tree.names("")
     folders = [name for name in top.folders if not is_passed_over(name)]
     if tree is None or len(folders) != 1 or is_split(folders[0]):
         return None
     inside = tree.names(folders[0])
+    # Images directly in one of the two are a dataset of their own.
     bare = all(is_image_name(name) is not True for names in (top, inside) for name in names.files)
     return path / folders[0] if bare and not all(map(is_passed_over, inside.folders)) else None
 

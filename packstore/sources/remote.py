@@ -261,8 +261,7 @@ class ObjectTree(Tree):
         return data
 
     def _read_proven(self, name: str) -> tuple[ObjectInfo, bytes]:
-        """Reads an object until its MD5 is its ETag. Two equal reads show that ETags are no digests, as with encryption
-        by KMS: later reads ignore them. Raises :class:`RemoteError` after five different reads."""
+        """Reads an object until its MD5 is its ETag, or two reads are equal."""
         before: bytes | None = None
         for _ in range(_ATTEMPTS):
             info, data = self._bucket.objects.read(name)
@@ -270,6 +269,7 @@ class ObjectTree(Tree):
             if digest is None or hashlib.md5(data, usedforsecurity=False).hexdigest() == digest[1]:
                 return info, data
             if data == before:
+                # Two equal reads show that ETags are no digests, as with encryption by KMS.
                 self._has_digests = False
                 return info, data
             before = data
@@ -280,8 +280,7 @@ class ObjectTree(Tree):
         self._bucket.clear_cache()
 
     def _find_object(self, file: str) -> ObjectInfo | None:
-        """Finds an object, or returns None for a directory. First lists the whole directory above. Raises
-        :class:`FileNotFoundError` if neither an object nor a directory has this path."""
+        """Finds an object; None for a directory."""
         if file:  # requests for its neighbours will follow
             self._list_children(file.rpartition("/")[0])
         with _as_source_errors():

@@ -230,13 +230,13 @@ class RowSource(Source):
         return values
 
     def _choose_splits(self, split: str | None) -> Sequence[str]:
-        """Returns the name of one split, or the names of all for None. Accepts a name in upper case for a split in
-        lower case. Raises :class:`NotInSourceError` for an unknown split."""
+        """Returns the name of one split, or the names of all for None."""
         splits = self.splits()
         if len(splits) > 1 and "" in splits:
             splits = [*filter(None, splits), UNASSIGNED]
         if split is None:
             return splits
+        # A lower-case split may be given in upper case.
         name = split if split in splits else split.lower()
         if name not in splits or not name:
             raise self.unknown_split_error(split, splits)
@@ -458,11 +458,11 @@ class FileRowSource(TreeRowSource):
         return Row(key, ref, max(0, status.size), sum(sizes.values()), modified, changed, sizes)
 
     def _stat_value(self, value: InTree) -> tuple[InTree, FileStat]:
-        """Returns a value that is a file, and the file's size and times. If ``a.png`` is missing, takes ``a.PNG``. If
-        both are missing, the size is -1."""
+        """Returns a value that is a file, and the file's size and times; the size is -1 if it is missing."""
         status = self._stat_or_missing(value.file)
         if status.size >= 0:
             return value, status
+        # ``a.png`` may be called ``a.PNG``.
         other = value._replace(file=raise_suffix(value.file))
         there = self._stat_or_missing(other.file)
         return (value, status) if there.size < 0 else (other, there)
@@ -533,8 +533,7 @@ class FileRowSource(TreeRowSource):
                     claims.claim(each.file, Role.PACKED if picture else Role.ANNOTATION)
 
     def _read_value(self, value: Any) -> Any:
-        """Reads the file that a value names, or each file of a list; converts texts to UTF-8. Returns any other value
-        unchanged, and None for a missing optional file. Raises :class:`ValueError` for any other missing file."""
+        """Reads the file that a value names, or each file of a list; any other value stays."""
         if not isinstance(value, InTree):
             return [self._read_value(each) for each in value] if _list_files_of(value) else value
         if value.size_bytes >= 0:

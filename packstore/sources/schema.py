@@ -281,8 +281,7 @@ class Schema:
             raise FieldError(name, getattr(error, "reason", str(error)), number) from error
 
     def _encode_further_image(self, name: str, key: str, value: Any) -> Any:
-        """Encodes a further image, to the bytes of a file or to an array. Raises :class:`ValueError` for a bad image,
-        and for a file that would lose bits, channels or frames."""
+        """Encodes a further image, to the bytes of a file or to an array."""
         options = self._encoders[name].options
         if name in self.files and options.encoding != "original":  # packing asks about losses of other files
             refuse_losses(value, options)
@@ -437,8 +436,7 @@ def _name_positions(raw: Any, declared: Mapping[str, Field] | None) -> tuple[str
 
 
 def _name_second_value(value: Any) -> str:
-    """Returns the field name of the second value of an (image, value) tuple, by its type. The name is ``mask``,
-    ``text``, ``target`` for a list or tuple, or ``label`` for anything else."""
+    """Returns the field name of the second value of an (image, value) tuple, by its type."""
     if is_pil(value):
         return "mask"
     if isinstance(value, str):
@@ -512,8 +510,7 @@ def _count_value_rows(value: Any) -> int | None:
 def _refuse_missing_encoding(
     name: str, field: Image, is_file: bool, value: Any, encoding: str | None, main: bool
 ) -> None:
-    """Raises :class:`UsageError` for an image of pixels without a chosen encoding. A further image with an encoding
-    that only main images can have is such an error, too."""
+    """Raises :class:`UsageError` for pixels without a chosen encoding, or with one that only main images can have."""
     asked = encoding or field.encoding
     if not main and asked not in (None, *_FURTHER):
         raise UsageError(f"{printable(name)}: of an image that is not the main one, the encoding is one of {_FURTHER}")

@@ -258,8 +258,7 @@ class SplitPatterns:
 
 @lru_cache(1 << 12)
 def _read_name(name: str) -> tuple[str, tuple[str, ...]]:
-    """Returns the split in a name, ``""`` for none or several, and its other words, which may be left out without a
-    split. Words of :data:`_FILLERS` are left out."""
+    """Returns the split in a name, ``""`` for none or several, and its other words."""
     if not _LIKELY.search(name.lower()):
         return "", ()
     words = [_FILLED.sub(r"\1", each.lower()) for run in _APART.split(name) for each in _CAMEL.split(run) if each]

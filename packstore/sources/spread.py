@@ -151,10 +151,7 @@ def places_by_split(places: Iterable[str]) -> dict[str, list[str]]:
 def _list_names_by_folder(
     tree: Tree, names: Iterable[str], splits: Collection[str], stems: bool
 ) -> dict[str, list[str]]:
-    """Returns which of ``names`` exist in each folder, by folder. Names may begin with folders within that folder.
-
-    Skips folders of masks, and of other splits than ``splits``. ``stems``: ``names`` lack the suffixes of their images.
-    """
+    """Returns which of ``names`` exist in each folder; with ``stems``, they lack the suffixes of their images."""
     wanted: dict[str, list[str]] = {}
     for path in names:
         wanted.setdefault(path.rpartition("/")[0], []).append(path)
@@ -164,8 +161,10 @@ def _list_names_by_folder(
         for within, paths in wanted.items():
             if within and folder != within and not folder.endswith(f"/{within}"):
                 continue
+            # Names may begin with folders.
             base = folder.removesuffix(within).rstrip("/")
             others = {*base.lower().split("/"), *_WORDS.split(base.rpartition("/")[2].lower())} & _NO_IMAGES
+            # Masks and images of other splits have the same names.
             if others or (splits and find_split_in_path(base) not in ("", *splits)):
                 continue
             if there is None:

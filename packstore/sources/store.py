@@ -164,8 +164,7 @@ class StoreSource(Source):
         return self.reader.table.places()
 
     def _read_values(self, entry: Entry) -> dict[str, Any]:
-        """Reads the values of a record that come with its sample, in their stored form. First verifies the whole row.
-        Raises :class:`CorruptRecordError` if the row does not match its checksum."""
+        """Reads the values of a record that come with its sample, in their stored form, and verifies the row."""
         row = self._records.prove_fields(entry.ref)
         values = ((name, row[name]) for name in self._sampled)
         return {name: bytes(value) if isinstance(value, memoryview) else value for name, value in values}
@@ -201,16 +200,12 @@ def _is_label(column: Column) -> bool:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises stores by their first bytes or their layout.
-
-    - ``CERTAIN``: a store, or a damaged one.
-    - ``POSSIBLE``: LMDB or HDF5 without a manifest. It may be a damaged store, or another program's file.
-    - ``NO``: anything else.
-    """
+    """Recognises stores by their first bytes or their layout, damaged ones as well."""
     if not looks_like_store(path, first_bytes(path, START_BYTES)):
         return Certainty.NO
     format = recognise_store(path)
     others = format is not None and format.name in _OF_OTHERS
+    # LMDB or HDF5 without a manifest may be a damaged store, or another program's file.
     return Certainty.POSSIBLE if others and not holds_store(path) else Certainty.CERTAIN
 
 

@@ -217,9 +217,7 @@ def _to_channels_last(value: Any) -> NDArray[Any]:
 
 
 def _convert_mask(value: Any, field: Mask) -> NDArray[Any]:
-    """Converts a mask to an array ``(H, W)`` of its field's dtype. Booleans become 0 and 1. ``(1, H, W)`` loses its
-    first axis. Raises :class:`ValueError` for colours, floating point, another shape, and values that the dtype cannot
-    hold."""
+    """Converts a mask to an array ``(H, W)`` of its field's dtype."""
     array = array_of(value)
     if array.ndim == 3 and array.shape[0] == 1:
         array = array[0]
@@ -302,9 +300,9 @@ def looks_like_mask(name: str) -> bool:
 
 
 def _infer_by_type(name: str, value: Any) -> Field | None:
-    """Infers the field of a Pillow image, or of a torchvision tensor with a type. Types are image, mask, boxes and
-    keypoints. Returns None for other values, and for masks and keypoints of unusual shapes."""
+    """Infers the field of a Pillow image, or of a torchvision tensor with a type; None for other values."""
     if is_pil(value):
+        # These modes are usual for masks, not for photos.
         numbers = value.mode in ("P", "1", "I", "I;16") and not names_an_image(name)
         return Mask() if numbers or looks_like_mask(name) else Image()
     if not type(value).__module__.startswith("torchvision.tv_tensors"):
@@ -322,10 +320,10 @@ def _infer_by_type(name: str, value: Any) -> Field | None:
 
 
 def _infer_file_field(name: str, value: Any) -> Field:
-    """Infers the field of a file: an image, a mask, or bytes. A path is a mask or an image, by ``name``. For bytes,
-    ``name`` and the first bytes decide."""
+    """Infers the field of a file, given as path or bytes: an image, a mask, or bytes."""
     if is_path(value):
         return Mask() if looks_like_mask(name) else Image()
+    # Byte 25 of a PNG is its colour type.
     start = bytes(memoryview(value)[:26])
     if not names_an_image(name) and looks_like_mask(name) and start.startswith(_PNG) and start[25:] in _MASK_COLOURS:
         return Mask()

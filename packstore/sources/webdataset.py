@@ -192,8 +192,7 @@ class WebDatasetSource(ShardSource):
 
     @cached_property
     def _shard_indexes(self) -> list[ShardIndex]:
-        """Indexes of all shards. The first use reads the headers of all members. Raises :class:`SourceError` for a
-        damaged shard, pickles, and no samples in any shard."""
+        """Indexes of all shards; the first use reads the headers of all members."""
         numbers: dict[str, int] = {}
         last_dot = self._key_end == _LAST_DOT
         indexes = [_read_index(self._open(n), path, numbers, last_dot) for n, (_, path) in enumerate(self.shards)]
@@ -327,8 +326,7 @@ class WebDatasetSource(ShardSource):
 
 
 def _read_index(tar: OpenTar, path: Path, numbers: dict[str, int], last_dot: bool) -> ShardIndex:
-    """Reads the index of a shard from the headers of its members. Files of one key are a sample, wherever they lie.
-    ``numbers`` has the number of each extension; adds new extensions. Raises :class:`SourceError` for a damaged tar."""
+    """Reads the index of a shard from the headers of its members, and adds new extensions to ``numbers``."""
     keys: dict[str, int] = {}
     stated: set[bytes] = set()
     files, owners, left = array("q"), array("q"), Counter[str]()
@@ -346,6 +344,7 @@ def _read_index(tar: OpenTar, path: Path, numbers: dict[str, int], last_dot: boo
                 left["hidden members" if member.isreg() else "members that are links or devices"] += 1
     except TAR_FAULTS as error:
         raise SourceError(f"{printable(str(path))} is not a readable tar, or it is damaged: {error}") from None
+    # Files of one key are a sample, wherever they lie.
     order = np.argsort(np.array(owners, np.int64), kind="stable")
     joined = np.array(files, np.int64).reshape(-1, 4)[order]
     counts = np.bincount(np.array(owners, np.int64), minlength=len(keys))
@@ -444,13 +443,7 @@ class ExportedWebDataset(ExportedRows, WebDatasetSource):
 
     @cached_property
     def _columns(self) -> dict[str, str]:
-        """Column of each extension, by the names that exports give.
-
-        - ``name.ext``: ``name``.
-        - ``name.0.ext``: ``name.0`` if ``name`` is a list.
-        - ``cls``, ``txt``, ``json``: the usual column.
-        - Any other extension: ``image``.
-        """
+        """Column of each extension, by the names that exports give: ``name.ext``, or ``name.0.ext`` in lists."""
         columns = {}
         for extension in self._extensions:
             name, dot, rest = extension.partition(".")

@@ -152,8 +152,7 @@ class DocumentSource(AnnotatedSource, SpooledSource):
         return [found.get(n, path) for n, path in enumerate(paths)]
 
     def _join_to_folder(self, names: Sequence[str], folders: Sequence[str]) -> list[str]:
-        """Joins names of images to the folder of ``folders`` that has most of these images. If no folder has any,
-        returns the names as paths from the top folder."""
+        """Joins names of images to the folder of ``folders`` that has most of them, or else to the top folder."""
         folder = (find_base_folder(self.tree, names, folders) if names else None) or ""
         return [join(folder, name) for name in names]
 

@@ -211,8 +211,7 @@ def visdrone(lines: Any, _: Picture) -> Parts:
 
 
 def _list_widerface(file: Document) -> Iterator[Listed]:
-    """Lists the images with their faces. An image without faces has a line of zeros, which is skipped. Raises
-    :class:`ValueError` for a line out of place."""
+    """Lists the images with their faces."""
     split = "train" if "_train_" in file.path else "val"
     file.expected.append(join(file.folder, "wider_face_"))  # the same for MATLAB, and the list of the test set
     lines = iter(enumerate(map(str.strip, file.content), 1))
@@ -221,6 +220,7 @@ def _list_widerface(file: Document) -> Iterator[Listed]:
             continue
         if not name.lower().endswith(IMAGE_SUFFIXES):
             raise ValueError(f"line {number} is {name[:60]!r}; expected the name of an image")
+        # Below the name is the number of faces, and a line for each; without faces, a line of zeros.
         count = int(next(lines, (0, "none"))[1])
         faces = [parsing.to_floats(next(lines, (0, "no line"))[1].split()) for _ in range(max(1, count))]
         if any(len(face) < 4 for face in faces) or (not count and any(faces[0])):

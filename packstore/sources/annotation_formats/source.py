@@ -282,10 +282,10 @@ class AnnotatedSource(FileRowSource):
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
-        """Classes of boxes and points. Listed classes come first, in their order, and others follow sorted; numbers by
-        their values. :data:`NO_CLASS` is the last if there are others, and some objects or points have no class."""
+        """Classes of boxes and points: listed ones in their order, then others sorted, :data:`NO_CLASS` last."""
         listed, seen = self.listed_classes, self._summary[1]
         further = seen - listed.keys() - {NO_CLASS}
+        # Numbers sort by value: 2 before 10.
         are_numbers = all(map(str.isdecimal, further))
         classes = (*listed, *sorted(further, key=lambda name: (len(name) if are_numbers else 0, name)))
         return (*classes, NO_CLASS) if classes and NO_CLASS in seen and NO_CLASS not in classes else classes
@@ -300,8 +300,7 @@ class AnnotatedSource(FileRowSource):
 
     @cached_property
     def _summary(self) -> tuple[set[str], set[str], set[str]]:
-        """Names of columns with a value, classes of objects and points, and classes of whole images. The first use
-        reads all annotations, and skips damaged ones. Raises :class:`SourceError` for more than 65,536 classes."""
+        """Names of columns with a value, classes of objects and points, and classes of whole images."""
         columns, classes, tag_classes = set[str](), set[str](), set[str]()
         for item, names in self._load_all():
             try:
@@ -317,13 +316,13 @@ class AnnotatedSource(FileRowSource):
         return columns, classes, tag_classes
 
     def _load_all(self) -> Iterator[tuple[Any, Mapping[Any, str]]]:
-        """Yields the annotations of all rows, texts in UTF-8. Skips files that cannot be read, and files larger than
-        256 MiB. Raises :class:`AmbiguousSourceError` for a file of unknown encoding."""
+        """Yields the annotations of all rows with their classes; skips files that cannot be read."""
         for row in chain.from_iterable(map(self.list_rows, self.splits())):
             value = row.values.get(self.raw)
             try:
                 value = read_text(self.tree, value.file, _MAX_BYTES) if isinstance(value, InTree) else value
                 item, classes = self.load_annotation(value)
+            # Only the user can settle an unknown encoding.
             except AmbiguousSourceError:
                 raise
             except (SourceError, SampleError):

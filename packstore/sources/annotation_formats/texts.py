@@ -149,8 +149,7 @@ def funsd(content: Any, _: Picture) -> Parts:
 
 
 def _list_textocr(file: Document) -> Iterator[Listed]:
-    """Lists the images with their words; the split is the image's ``set``, if it has one. Raises :class:`KeyError` for
-    a word of an image that is not listed."""
+    """Lists the images with their words; the split is the image's ``set``, if it has one."""
     images = file.content["imgs"]
     words: dict[int | str | None, list[Any]] = {parsing.parse_id(number): [] for number in images}
     for each in file.content["anns"].values():

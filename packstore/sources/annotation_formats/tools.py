@@ -176,13 +176,13 @@ def _name_label(label: Any, picture: Picture) -> dict[str, Any]:
 
 
 def _read_fiftyone_labels(value: Any, picture: Picture) -> Parts:
-    """Reads a field with labels, whose coordinates are fractions of the image's sides. Skips fields of other types, and
-    points that are NaN: they are not seen. FiftyOne's importers of COCO and Open Images write the flags of crowds."""
+    """Reads a field with labels, whose coordinates are fractions of the image's sides; skips other fields."""
     name = str(value.get("_cls")) if isinstance(value, Mapping) else ""
     kind = name.removesuffix("s")
     if kind not in ("Classification", "Detection", "Polyline", "Keypoint"):
         return
     for each in [value] if name == kind else value[name.lower()]:
+        # FiftyOne's importers of COCO and Open Images write these flags of crowds.
         label, crowd = nonempty_text(each.get("label")), parsing.is_flagged(each, "iscrowd", "IsGroupOf")
         if kind == "Classification" and label:
             yield Tag(label)
@@ -193,6 +193,7 @@ def _read_fiftyone_labels(value: Any, picture: Picture) -> Parts:
         elif kind == "Polyline" and (each.get("closed") or each.get("filled")):
             yield shapes.polygon(label, *(_scale_points(shape, picture.size) for shape in each["points"]), crowd=crowd)
         elif kind == "Keypoint":
+            # Points that are not seen are NaN.
             seen = [(x, y) for x, y in each["points"] if x == x and y == y]
             yield from shapes.outline(label, _scale_points(seen, picture.size), closed=False)
 
@@ -238,8 +239,7 @@ def label_studio(task: Any, _: Picture) -> Parts:
 
 
 def _read_shape(value: Any, size: Sequence[float]) -> shapes.AnnotatedObject | Point:
-    """Reads a shape in percent of the image's ``size``, with the first of its labels. A rectangle is rotated about its
-    top left corner, an ellipse becomes its box."""
+    """Reads a shape in percent of the image's ``size``, with the first of its labels."""
     named = next((name for name in value if name.endswith("labels")), "")
     label = value[named][0] if value.get(named) else None
     scale, degrees = [side / 100 for side in size], to_float(value.get("rotation", 0))
@@ -247,11 +247,13 @@ def _read_shape(value: Any, size: Sequence[float]) -> shapes.AnnotatedObject | P
         return shapes.polygon(label, _scale_points(value["points"], scale))
     x, y = _scale_points([get_floats(value, "x", "y")], scale)
     if "radiusX" in value:
+        # No column holds ellipses, so an ellipse is kept as its box.
         radii = _scale_points([get_floats(value, "radiusX", "radiusY")], scale)
         return shapes.box(label, shapes.box_from_radii(x, y, *radii), degrees)
     if named == "keypointlabels" or "height" not in value:
         return Point(label, x, y)
     sides = _scale_points([get_floats(value, "width", "height")], scale)
+    # Label Studio rotates about the top left corner.
     return shapes.box(label, shapes.box_from_corner(x, y, *sides), degrees, about=(x, y))
 
 

@@ -32,10 +32,10 @@ _MAX_PIXELS = 1 << 28
 
 
 def _list_cvat(file: Document) -> Iterator[Listed]:
-    """Lists the images, whose splits are their subsets, and each frame of a video, with the shapes of all tracks. The
-    labels in the head are classes."""
+    """Lists the images, with their subsets as splits, and each frame of a video with the shapes of all tracks."""
     meta = file.content.get("meta") or {}
     heads = [each for name in ("task", "project", "job") for each in parsing.as_list(meta.get(name))]
+    # The labels in the head are the classes, in their order.
     labels = [each for head in heads for each in parsing.as_list((head.get("labels") or {}).get("label"))]
     file.classes = dict(enumerate(each["name"] for each in labels if each.get("name")))
     yield from (Listed(each["@name"], each, each.get("@subset")) for each in parsing.as_list(file.content.get("image")))

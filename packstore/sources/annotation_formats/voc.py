@@ -125,12 +125,12 @@ class VocSource(SidecarSource):
             self.options = replace(self.options, layout=CORNERS if self._at_zero else VOC)
 
     def _find_kit(self) -> tuple[str, str]:
-        """Finds the folder of the kit, and that of its images: ``JPEGImages``, or any beside ``ImageSets``; empty texts
-        if there is none. Raises :class:`AmbiguousSourceError` for several kits."""
+        """Returns the folder of the kit and that of its images; empty texts if there is none."""
         kits: dict[str, str] = {}
         for place in sorted({path for each in self._folders for path in path_and_parents(each.images)}):
             above, _, name = place.rpartition("/")
             is_inside = any(place.startswith(f"{images}/") for images in kits.values())
+            # The images are in ``JPEGImages``, or in any folder beside ``ImageSets``.
             if not is_inside and (name == _IMAGES or is_folder(self.tree, join(above, "ImageSets"))):
                 kits[above] = place
         if len(kits) > 1:

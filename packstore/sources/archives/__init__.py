@@ -235,12 +235,12 @@ class ArchiveTree(Tree):
                 self._inflaters.popitem()[1].close()
 
     def _find_root(self) -> str:
-        """Returns the path of the root: follows single folders from the top on. Hidden files do not count. Stops above
-        a folder that is a split."""
+        """Returns the path of the root: the end of a chain of single folders from the top on."""
         top = ""
         while True:
             seen = (child for child in self._index.list_children(top) if not is_passed_over(child[0]))
             inside = [*islice(seen, 2)]
+            # A folder that is a split stays below the root.
             if len(inside) != 1 or inside[0][1] is not None or inside[0][0].lower() in SPLIT_ORDER:
                 return top
             top = f"{top}/{inside[0][0]}" if top else inside[0][0]
@@ -263,15 +263,13 @@ class ArchiveTree(Tree):
         return member
 
     def _read_content(self, member: Member, size: int) -> bytes:
-        """Reads the first ``size`` bytes of a file. Returns one more byte if deflated data are longer than ``size``.
-        Raises :class:`ValueError` as :meth:`_find_data`, and :class:`zlib.error` for damage."""
+        """Reads the first ``size`` bytes of a file, or one more if deflated data are longer than that."""
         place, whole = self._find_data(member), member.method == DEFLATED
         data = self._open_archive().read(member.stored if whole else min(size, member.stored), place)
         return inflate(data, size) if whole else data
 
     def _find_data(self, member: Member) -> int:
-        """Returns the offset of the data of a file. Raises :class:`ValueError` for a member that is no plain file, has
-        another compression than deflate, or has no header in a zip."""
+        """Returns the offset of the data of a file."""
         if member.place == NOWHERE:
             raise ValueError("it is no plain file there")
         if member.method not in (STORED, DEFLATED):

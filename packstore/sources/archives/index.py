@@ -244,7 +244,6 @@ class ArchiveIndex:
 
 
 def _normalise_path(name: str) -> bytes | None:
-    """Removes empty parts and ``.`` from the path of a member. Returns None for a path with ``..`` or a null character:
-    it may lead out of the archive."""
+    """Removes empty parts and ``.`` from the path of a member; None if it may lead out of the archive."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     return None if ".." in parts or "\0" in name else "/".join(parts).encode("utf-8", "surrogateescape")

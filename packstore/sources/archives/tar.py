@@ -156,8 +156,7 @@ def detect_compression(path: Path) -> str | None:
 def _read_members(
     file: IO[bytes], start: int = 0, end: int | None = None, take: _TakeRun | None = None
 ) -> Iterator[tarfile.TarInfo]:
-    """Yields the members of all tars that follow one another between two offsets of a file. Members that ``take`` takes
-    are not yielded, nor are most directories. Raises one of :data:`TAR_FAULTS` for damage."""
+    """Yields the members of all tars between two offsets of a file, except those that ``take`` takes."""
     end = os.fstat(file.fileno()).st_size if end is None else end
     while True:
         file.seek(start)
@@ -191,13 +190,12 @@ def _make_member(name: bytes, facts: list[int]) -> tarfile.TarInfo:
 
 
 def _skip_zeros(file: IO[bytes], at: int, end: int) -> int:
-    """Skips the zeros that end a tar, from offset ``at`` on. Returns the offset of the next tar, joined by ``cat``, or
-    ``end``. Raises :class:`tarfile.ReadError` if there is no block of zeros: :mod:`tarfile` takes any broken header as
-    the end."""
+    """Skips the zeros that end a tar, and returns the offset of the next tar, joined by ``cat``, or ``end``."""
     file.seek(at)
     block = file.read(_BLOCK)
     if len(block) < _BLOCK or at + _BLOCK > end:
         raise tarfile.ReadError("it is cut off")
+    # :mod:`tarfile` takes any broken header as the end.
     if any(block):
         raise tarfile.ReadError(f"the header at byte {at} is broken")
     file.seek(at)
@@ -211,8 +209,7 @@ def _skip_zeros(file: IO[bytes], at: int, end: int) -> int:
 
 
 def _add_member(builder: IndexBuilder, member: tarfile.TarInfo, folder: str = "") -> None:
-    """Adds a member to the index, in ``folder``. Directories add nothing; sparse files, pipes and devices become files
-    without data. Raises :class:`SourceError` for a path that leads out of the archive."""
+    """Adds a member to the index, in ``folder``; sparse files, pipes and devices become files without data."""
     name = folder + member.name
     if member.isreg() and not member.issparse():
         modified = int(member.mtime) * 10**9 if 0 <= member.mtime < 2**33 else 0

@@ -69,8 +69,7 @@ def read_zip(path: Path, encoding: str | None = None) -> ArchiveIndex:
 
 
 def _iter_entries(data: mmap.mmap) -> Iterator[tuple[bytes, int, int, Member]]:
-    """Yields name, flags, system and member of each entry in the central directory. The flag for UTF-8 is also set for
-    names in ASCII; system 0 is MS-DOS or Windows. Raises :class:`ValueError` or :class:`struct.error` for damage."""
+    """Yields name, flags, system and member of each entry in the central directory."""
     stated, position, end = _find_directory(data)
     entries = 0
     while position < end:
@@ -88,6 +87,7 @@ def _iter_entries(data: mmap.mmap) -> Iterator[tuple[bytes, int, int, Member]]:
         if made_by >> 8 == _UNIX and (attributes >> 16) & 0o170000 == _LINK:  # its content is its target
             place = NOWHERE
         member = Member(nbytes, place, stored, method, check)
+        # Names in ASCII are UTF-8, whatever the flag says. System 0 is MS-DOS or Windows.
         yield name, flags | _UTF8 if name.isascii() else flags, made_by >> 8, member
     # some programs know no zip64, and state the last 16 bits of a larger number
     if position > end or (entries - stated) % (_MAX16 + 1):
@@ -95,8 +95,7 @@ def _iter_entries(data: mmap.mmap) -> Iterator[tuple[bytes, int, int, Member]]:
 
 
 def _find_directory(data: mmap.mmap) -> tuple[int, int, int]:
-    """Finds the central directory. Returns the stated number of entries, and the offsets of the directory's beginning
-    and end. Raises :class:`ValueError` if there is none where it should be."""
+    """Returns the stated number of entries of the central directory, and the offsets of its beginning and end."""
     at = data.rfind(b"PK\x05\x06", max(0, len(data) - END.size - _MAX16))
     if at < 0:
         raise ValueError("the directory at its end is missing")
@@ -113,12 +112,12 @@ def _find_directory(data: mmap.mmap) -> tuple[int, int, int]:
 
 
 def _apply_zip64(extra: bytes, values: list[int]) -> list[int]:
-    """Returns an entry's uncompressed size, compressed size and offset, with the values of its zip64 field. That field
-    has only the numbers that do not fit into 32 bits. Raises :class:`struct.error` if it is too short."""
+    """Returns an entry's uncompressed size, compressed size and offset, with the values of its zip64 field."""
     position = 0
     while _MAX32 in values and position + 4 <= len(extra):
         kind, size = struct.unpack_from("<HH", extra, position)
         if kind == _ZIP64:
+            # The field only has the numbers that do not fit into 32 bits.
             numbers = iter(struct.unpack_from(f"<{values.count(_MAX32)}Q", extra[: position + 4 + size], position + 4))
             return [next(numbers) if value == _MAX32 else value for value in values]
         position += 4 + size

@@ -122,8 +122,9 @@ def assign_roles(files: Sequence[Sequence[ArrayInfo]], options: SourceOptions) -
 
 
 def _parse_array_name(file: int, info: ArrayInfo) -> _NamedArray:
-    """Splits the names of an array and its file into split, role and part. ``train_images`` in ``batch_1.h5`` has the
-    split ``train``, the role ``images``, and the part of ``batch`` and 1."""
+    """Splits the names of an array and its file into split, role and part: ``train``, ``images`` and 1 for
+    ``train_images`` in ``batch_1.h5``.
+    """
     own = name_words(info.name)
     stem = name_words(info.file.rpartition("/")[0] if info.alone else re.sub(r"\.[A-Za-z0-9]+$", "", info.file))
     split = next((word for word in [*own, *stem] if word in SPLIT_ORDER), "")
@@ -199,8 +200,7 @@ def _list_arrays(arrays: Sequence[_NamedArray]) -> str:
 
 
 def _find_by_key(arrays: Sequence[_NamedArray], key: str, option: str) -> _NamedArray:
-    """Finds the array that ``option`` names by ``key``: its name, or the words of its name without the split. Raises
-    :class:`SourceError` if not exactly one array fits, or it is unreadable."""
+    """Finds the array that ``option`` names by ``key``: its name, or the words of its name without the split."""
     role = "_".join(word for word in name_words(key) if word not in SPLIT_ORDER)
     called = [each for each in arrays if each.info.name.strip("/") == key.strip("/")]
     matches = called or [each for each in arrays if each.role == role]
@@ -297,11 +297,11 @@ def _may_be_flat_images(info: ArrayInfo) -> bool:
 
 
 def _propose_flat_layouts(image: _NamedArray, lengths: Collection[int]) -> tuple[bool, list[str]]:
-    """Proposes layouts of a matrix as gray images with the sides closest to a square; none is certain. If there are
-    labels, proposes only layouts with as many images."""
+    """Proposes layouts of a matrix as gray images with the sides closest to a square; none is certain."""
     layouts = []
     for place, form in ((0, "N{}:{}"), (1, "{}N:{}")):
         count, pixels = image.info.shape[place], image.info.shape[1 - place]
+        # The number of images is that of the labels, if there are any.
         if pixels < _LEAST or (lengths and count not in lengths):
             continue
         side = next(number for number in range(math.isqrt(pixels), 0, -1) if pixels % number == 0)

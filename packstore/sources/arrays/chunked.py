@@ -266,8 +266,7 @@ class ZarrSource(ArraySource):
 
 
 def _read_object(path: Path) -> dict[str, Any] | None:
-    """Reads a JSON object from a file of at most 16 MiB; None if there is no file. Raises :class:`OSError` or
-    :class:`ValueError` for any other content."""
+    """Reads a JSON object from a file of at most 16 MiB; None if there is no file."""
     if not path.is_file():
         return None
     metadata = load_json(read_bounded(path, _MAX_JSON))

@@ -122,11 +122,11 @@ class IdxSource(PixelSource):
 
 
 def _find_class_names(data_set: str, folder: Path) -> tuple[str, ...] | None:
-    """Finds the names of the classes, by the names of the files or of the two folders above them. None if these name no
-    data set: the files of MNIST, Fashion-MNIST and KMNIST have the same names."""
+    """Finds the names of the classes by the names of the files, or of the two folders above them."""
     if data_set.startswith("emnist-"):
         return _EMNIST.get(data_set.removeprefix("emnist-"))
     folder = folder.resolve()
+    # The files of MNIST, Fashion-MNIST and KMNIST have the same names, so folders decide.
     names = ("mnist",) if data_set == "qmnist" else (folder.name.lower(), folder.parent.name.lower())
     return next((_CLASSES[word] for name in names for word in _CLASSES if word in name), None)
 

@@ -231,10 +231,10 @@ class ArraySource(RowSource):
         self._blocks.close()
 
     def _list_arrays(self, number: int, file: Path) -> Sequence[ArrayInfo]:
-        """Describes the arrays of a file, with the file's path relative to the source. The path is ``""`` if the source
-        is the file itself and its arrays have names."""
+        """Describes the arrays of a file, with the file's path relative to the source."""
         name = "" if file == self.path else file.relative_to(self.path).as_posix()
         infos = [array.info for array in self._blocks.open_file(number).arrays.values()]
+        # The path is empty if the source is the file itself and its arrays have names.
         return [replace(info, file=name or file.name if info.alone else name) for info in infos]
 
     def _find_unwritten(self) -> tuple[list[NDArray[np.bool_]], int]:
@@ -263,8 +263,7 @@ class ArraySource(RowSource):
         return masks, chunks
 
     def _check_arrays(self) -> None:
-        """Checks lengths and sizes of the arrays; sets :attr:`shape` and :attr:`evidence`. Raises :class:`SourceError`
-        for arrays of different lengths, too large chunks, and images of too many pixels."""
+        """Checks lengths and sizes of the arrays; sets :attr:`shape` and :attr:`evidence`."""
         shapes: set[tuple[int, ...]] = set()
         for part in self._roles.parts:
             for chosen in part.columns.values():
@@ -414,8 +413,7 @@ def to_native(dtype: np.dtype[Any], is_mask: bool, value: Any) -> NDArray[Any]:
 
 
 def _to_class_number(value: Any) -> int:
-    """Converts a label to a class number. Raises :class:`ValueError` for a fraction, infinity or NaN, and for other
-    than one number. Negative and too large numbers are not refused here."""
+    """Converts a label to a class number, which may be negative or too large."""
     array = np.asarray(value)
     if array.size != 1:
         raise ValueError(f"label: found {array.size} numbers, expected one")

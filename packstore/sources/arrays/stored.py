@@ -298,13 +298,13 @@ class BlockCache:
         return block[row % rows]
 
     def _read_block(self, chosen: ColumnArray, start: int, rows: int) -> NDArray[Any]:
-        """Reads ``rows`` rows of an array, fewer at its end, with the samples along the first axis. Rows of flat images
-        get back their height and width."""
+        """Reads ``rows`` rows of an array, fewer at its end, with the samples along the first axis."""
         info, axis = chosen.info, chosen.axis
         stop = min(start + rows, info.shape[axis])
         array = self.open_file(chosen.file).arrays[info.name]
         block = array.read_rows(chosen.file_axis, start, stop)
         if info.flat:
+            # Each row becomes an image with height and width.
             shape = (*info.shape[:axis], stop - start, *info.shape[axis + 1 :])
             block = block.reshape(shape, order="F" if info.by_columns else "C")
         if chosen.order:  # much faster for all images together

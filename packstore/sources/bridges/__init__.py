@@ -202,8 +202,7 @@ def _open_datasets(rest: str, options: SourceOptions, folder: Path) -> Opened:
 
 
 def _open_tfds(rest: str, options: SourceOptions, folder: Path) -> Opened:
-    """Opens the folder of the dataset ``name/config:version``. Raises :class:`UsageError` for another form of the name,
-    and for a missing folder. Raises the errors of the library."""
+    """Opens the folder of the dataset ``name/config:version``."""
     name, _, data_dir = rest.rpartition(":")
     if not name:
         raise UsageError(f"tfds:{printable(rest)}: write {BRIDGES['tfds']}")
@@ -215,10 +214,7 @@ def _open_tfds(rest: str, options: SourceOptions, folder: Path) -> Opened:
 
 
 def _open_datumaro(rest: str, options: SourceOptions, folder: Path) -> Opened:
-    """Imports a dataset in its named format, or for ``auto`` in the format that Datumaro detects.
-
-    Raises :class:`UsageError` for a missing path, and for data other than images. Raises the errors of the library.
-    """
+    """Imports a dataset in its named format, or for ``auto`` in the format that Datumaro detects."""
     name, path = _split_name_and_path(rest, "datumaro")
     from datumaro.components.dataset import Dataset
     from datumaro.components.media import Image
@@ -242,11 +238,11 @@ def _open_datumaro(rest: str, options: SourceOptions, folder: Path) -> Opened:
 
 
 def _write_image(folder: Path, name: str, media: Any) -> None:
-    """Links to the file of an image of Datumaro, or writes a file for an image that is part of another file. Makes no
-    file for an image without data: it is missing when it is read."""
+    """Links to the file of an image of Datumaro, or writes a file for an image that is part of another file."""
     path = getattr(media, "path", None)
     if path and Path(path).is_file():
         _link_file(folder, name, Path(path))
+    # An image without data gets no file, and is missing when it is read.
     elif media is not None and media.has_data:
         place = _make_place(folder, name)
         media.save(str(place))
@@ -254,10 +250,7 @@ def _write_image(folder: Path, name: str, media: Any) -> None:
 
 
 def _open_fiftyone(rest: str, options: SourceOptions, folder: Path) -> Opened:
-    """Loads all samples of a dataset. Turns off FiftyOne's usage reports, unless ``FIFTYONE_DO_NOT_TRACK`` is set.
-
-    Raises :class:`UsageError` for media other than images, and the errors of the library.
-    """
+    """Loads all samples of a dataset, without FiftyOne's usage reports."""
     os.environ.setdefault("FIFTYONE_DO_NOT_TRACK", "true")  # else its import reports to its makers
     import fiftyone
 
@@ -293,8 +286,7 @@ def _require_path(path: str) -> Path:
 
 
 def _make_place(folder: Path, name: str) -> Path:
-    """Returns the path of a new file in a folder, and makes the folders above it. Raises :class:`UsageError` for a name
-    that leads out of the folder."""
+    """Returns the path of a new file in a folder, and makes the folders above it."""
     if not stays_in_folder(name):
         raise UsageError(f"the dataset has an image {printable(name)}, whose name leads out of its folder")
     place = folder / name

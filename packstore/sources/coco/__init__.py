@@ -294,11 +294,11 @@ class CocoSource(SpooledSource):
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Returns ``CERTAIN`` for a folder or archive with COCO's files of annotations, else ``NO``. With YOLO's labels
-    beside them, returns ``PARTIAL``: each format may cover only some splits."""
+    """Recognises a folder or archive with COCO's files of annotations."""
     tree = open_tree(path)
     if tree is None or not documents.find_annotation_files(tree):
         return Certainty.NO
+    # Each format may cover only some splits.
     return Certainty.PARTIAL if holds_yolo_labels(tree, "labels") else Certainty.CERTAIN
 
 

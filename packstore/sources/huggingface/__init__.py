@@ -292,10 +292,7 @@ def merge_kinds(one: ValueKind | None, other: ValueKind | None) -> ValueKind | N
 
 
 def _classify_list(value: Any) -> str | None:
-    """Returns the common kind of the items of a list. Returns ``""`` if they differ, or if the value is no list.
-
-    Returns None for an empty list and for None.
-    """
+    """Returns the common kind of the items of a list, ``""`` if there is none, None without items."""
     if value is None or value == []:
         return None
     kinds = {_classify_item(each) for each in value} if isinstance(value, list) else {""}

@@ -249,8 +249,7 @@ def find_box_column(schema: Any, features: Mapping[str, Any]) -> ObjectColumn | 
 
 
 def _declare_each(first: Any, features: Mapping[str, Any], facts: TableFacts) -> dict[str, tuple[Field, CellReader]]:
-    """Chooses a field and a function that reads cells for each column on its own. Raises :class:`ValueError` for two
-    columns of one name, and for a type that no field holds."""
+    """Chooses a field and a function that reads cells for each column on its own."""
     schema = first.schema
     if len(set(schema.names)) < len(schema.names):
         raise ValueError("its tables have two columns of one name")
@@ -264,11 +263,7 @@ def _declare_each(first: Any, features: Mapping[str, Any], facts: TableFacts) ->
 
 
 def _choose_main_image(schema: Any, declared: Mapping[str, tuple[Field, CellReader]]) -> str:
-    """Returns the column of the main image: ``image``, or else the first column of images.
-
-    If there is none, returns ``images``, or else the first column of lists of images. Raises :class:`ValueError` for
-    tables without images.
-    """
+    """Returns the column of the main image: ``image``, or else the first column of images, or of lists of images."""
     for kind, usual in ((Image, "image"), (Images, "images")):
         names = [name for name, (field, _) in declared.items() if isinstance(field, kind)]
         if names:
@@ -312,10 +307,7 @@ def _declare_column(name: str, type: Any, feature: Any, array: Any, facts: Table
 
 
 def _infer_file_field(name: str, values: Iterable[Any], feature: Any) -> Field:
-    """Infers if a column of files has images, masks or bytes, by its feature, name and first file.
-
-    Without a file, a column with a feature or the name of an image has images; any other has bytes.
-    """
+    """Infers if a column of files has images, masks or bytes, by its feature, name and first file."""
     data = _find_first_file(values)
     if not data:
         return Bytes() if feature is None and not names_an_image(name) else Image()

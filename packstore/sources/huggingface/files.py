@@ -243,8 +243,7 @@ class ArrowSource(HfTableSource):
 
 
 def _read_names(index: Path, member: str) -> list[str]:
-    """Reads the names in a list of a JSON file: texts, or objects with ``filename``. Raises :class:`SourceError` for
-    any other content, and for a name that leads out of the folder."""
+    """Reads the names in a list of a JSON file: texts, or objects with ``filename``."""
     items = read_index(index, _MAX_STATE).get(member)
     names = []
     for each in items if isinstance(items, list) else [None]:
@@ -256,12 +255,7 @@ def _read_names(index: Path, member: str) -> list[str]:
 
 
 def _recognise_arrow(path: Path, options: SourceOptions) -> Certainty:
-    """Returns ``CERTAIN`` in three cases, else ``NO``:
-
-    - a folder with the files that ``save_to_disk`` writes beside the data;
-    - an Arrow file;
-    - an Arrow stream with the suffix ``.arrow``.
-    """
+    """Recognises a folder that ``save_to_disk`` wrote, an Arrow file, and an Arrow stream called ``.arrow``."""
     if path.is_dir():
         one = (path / _STATE).is_file() and (path / "dataset_info.json").is_file()
         return Certainty.CERTAIN if one or (path / _DATASET_DICT).is_file() else Certainty.NO
@@ -380,8 +374,7 @@ def _choose_cell_reader(column: Column) -> CellReader:
 
 
 def _number_cells(array: Any, dtype: np.dtype[Any]) -> Cells:
-    """Returns cells that read a number. If the array has this dtype, the number is NumPy's and keeps all bits.
-    Otherwise it is Python's. Null becomes None."""
+    """Returns cells that read a number, with all its bits if the array has this dtype; null becomes None."""
     if dtype == np.bool_ or array.type != hf.load_pyarrow().from_numpy_dtype(dtype):
         return hf_columns.python_cells(array)
     # Conversion to Python's numbers would change the bits of a NaN.

@@ -45,11 +45,9 @@ class MetadataSource(TableSource):
     merges_rows = False
 
     def _find_tables(self, given: dict[str, list[str]]) -> Sequence[Table]:
-        """Finds the metadata files, and their columns that name files. A column ``split`` has no role.
-
-        Raises :class:`SourceError` for files of several formats, for no rows, and for no column that names
-        files."""
+        """Finds the metadata files, and their columns that name files."""
         self._card = hf_splits.read_card(self.tree, self.path)
+        # ``datasets`` gives a column ``split`` no meaning.
         given["split"] = []
         files = find_metadata(self.tree)
         if len({file.rpartition(".")[2] for file in files}) > 1:
@@ -82,8 +80,7 @@ class MetadataSource(TableSource):
         return tables
 
     def _read_rows(self) -> Iterator[NamedRow]:
-        """Yields all rows, with the paths that they name. Raises :class:`SourceError` for a row without a main image,
-        and for a value that is no path within the source."""
+        """Yields all rows, with the paths that they name."""
         for number, table in enumerate(self._tables):
             folder = table.file.rpartition("/")[0]
             for row in table.rows(self.tree):

@@ -109,11 +109,7 @@ def _read_mappings(content: Mapping[str, Any], name: str) -> list[dict[str, Any]
 
 
 def _choose_config(configs: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
-    """Returns the configuration that ``datasets`` loads by default: the only one, or the one that is marked or named as
-    the default.
-
-    Returns an empty one if there are none. Raises :class:`AmbiguousSourceError` for several without a default.
-    """
+    """Returns the configuration that ``datasets`` loads by default; an empty one if there are none."""
     names = [str(config.get("config_name")) for config in configs]
     if len(configs) < 2:
         return configs[0] if configs else {}
@@ -128,18 +124,17 @@ def _choose_config(configs: list[dict[str, Any]], folder: Path) -> dict[str, Any
 
 
 def _read_data_files(config: Mapping[str, Any]) -> dict[str, list[str]] | None:
-    """Reads the patterns of each split. Patterns without a split, and all files of ``data_dir``, are ``train``.
-
-    Returns None if a configuration has neither ``data_files`` nor ``data_dir``.
-    """
+    """Reads the patterns of each split; None if a configuration names no files."""
     value, data_dir = config.get("data_files"), config.get("data_dir")
     prefix = "" if is_yaml_null(data_dir) else f"{str(data_dir).strip('/')}/"
     if is_yaml_null(value):
         if not prefix:
             return None
+        # A ``data_dir`` alone means all its files.
         value = "**"
     by_split: dict[str, list[str]] = {}
     for entry in value if isinstance(value, list) else [value]:
+        # Patterns without a split are ``train``.
         given = entry if isinstance(entry, dict) else {"split": "train", "path": entry}
         split: Any = given.get("split")
         paths: Any = given.get("path")

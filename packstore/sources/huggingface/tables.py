@@ -233,10 +233,10 @@ class HfTableSource(ShardSource):
             raise ValueError(self._error)
 
     def _decode_up_to(self, place: tuple[int, int], row: int) -> Iterator[Block]:
-        """Yields the next blocks of a group, from its beginning if it is another one or the row is before; ends with
-        the block of the row. Sets the error for a damaged group, which has no more blocks."""
+        """Yields the next blocks of a group, up to the one with the row."""
         try:
             if self._place != place or row < self._next_row:
+                # Another group, or an earlier row: the group is decoded from its beginning.
                 self._place, self._next_row, self._error = place, 0, "its table has fewer rows than it says"
                 self._blocks = self._decode_group(place)
             for block in self._blocks:
@@ -244,6 +244,7 @@ class HfTableSource(ShardSource):
                 self._recent.append(block)
                 yield block
         except pyarrow_errors() as error:
+            # A damaged group has no more blocks.
             self._error = f"{printable(str(self.shards[place[0]][1]))} cannot be read: {error_line(error)}"
         self._next_row = 0
 
@@ -273,8 +274,7 @@ class HfTableSource(ShardSource):
 
     @contextmanager
     def _open_for_scan(self, number: int) -> Iterator[OpenTable]:
-        """Opens the table of a shard, and closes it at the end of the block. Converts errors in the block to
-        :class:`SourceError` with the name of the file."""
+        """Opens the table of a shard, and closes it at the end; errors in between get the name of the file."""
         path = self.shards[number][1]
         try:
             with closing(self.open_shard(number)) as table:
@@ -342,10 +342,7 @@ class HfTableSource(ShardSource):
         return groups, facts
 
     def _find_text_classes(self) -> tuple[str, tuple[str, ...]] | None:
-        """Finds the only column of texts that certainly names the class of each row. Returns its name and the classes.
-
-        Returns None for none or several such columns, and if a column has class numbers. Reads the whole column.
-        """
+        """Returns name and classes of the only column of texts that certainly names the class of each row, or None."""
         schema = self._first_batch.schema
         columns = [(name, schema.field(name).type, self._features.get(name)) for name in schema.names]
         named = [name for name, type, feature in columns if hf.is_text_label(name, type, feature)]
@@ -361,13 +358,9 @@ class HfTableSource(ShardSource):
         return None if classes is None else (named[0], classes)
 
     def _find_objects(self) -> ObjectColumn | None:
-        """Finds the column that holds boxes, and decides their convention. Reads the column unless the convention is
-        known.
-
-        Returns None if there is no such column, or boxes stay JSON. Raises :class:`AmbiguousSourceError` if the
-        convention is not clear.
-        """
+        """Finds the column that holds boxes, and decides their convention; None without such a column."""
         objects, layout = hf_columns.find_box_column(self._first_batch.schema, self._features), self.options.layout
+        # Otherwise the whole column has to be read.
         if objects is None or (objects.convention and layout is None and not objects.named):
             return objects
         names: set[str] = set()
@@ -379,14 +372,15 @@ class HfTableSource(ShardSource):
         except MalformedBoxError:
             convention = NOT_CONVERTED
         if convention == NOT_CONVERTED:
+            # The boxes stay JSON.
             return None
         return replace(
             objects, convention=convention, classes=tuple(sorted(names)) if objects.named else objects.classes
         )
 
     def _read_objects(self, objects: ObjectColumn, names: set[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yields path and cells of each row with its objects, and with width and height of its image. Adds the names of
-        classes to ``names``. Raises :class:`MalformedBoxError` for a row with another number of labels than boxes."""
+        """Yields path and cells of each row with its objects, and adds the names of classes to ``names``."""
+        # Width and height of the image help to decide the convention.
         wanted = (objects.column, objects.labels if not objects.boxes else "", "width", "height")
         columns = [name for name in self._first_batch.schema.names if name in wanted]
         for number, (_, path) in enumerate(self.shards):

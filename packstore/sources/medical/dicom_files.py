@@ -204,8 +204,7 @@ def read_header(
 
 
 def _convert_dataset_header(dataset: Any, pixel_bytes: int, size: int, kept: Sequence[str]) -> DicomHeader:
-    """Converts a data set that was read up to its pixels. Raises :class:`ValueError` for impossible numbers, such as
-    more frames than a file of ``size`` bytes can have."""
+    """Converts a data set that was read up to its pixels, in a file of ``size`` bytes."""
     height, width, frames = int(dataset.Rows), int(dataset.Columns), count_frames(dataset)
     if height < 1 or width < 1:
         raise ValueError(f"{width} x {height} pixels")
@@ -258,15 +257,16 @@ def _find_ranges(dataset: Any, frames: int) -> tuple[int, dict[str, tuple[int, i
 
 
 def _to_json(value: Any) -> Any:
-    """Converts the value of an element to JSON: numbers (null for NaN), hexadecimal bytes, lists, data sets in DICOM's
-    JSON model (PS3.18 F), and text for anything else."""
+    """Converts the value of an element to JSON; bytes become hexadecimal, unknown values text."""
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, bool | int):
         return int(value)
     if isinstance(value, float):
+        # JSON has no NaN.
         return float(value) if math.isfinite(value) else None
     if hasattr(value, "to_json_dict"):
+        # DICOM's JSON model (PS3.18 F).
         return value.to_json_dict()
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_to_json(each) for each in value]
@@ -314,11 +314,7 @@ def _refuse_large_codestream(dataset: Any, frame: int) -> None:
 
 
 def _rescale(values: NDArray[Any], dataset: Any, frame: int, *, through_window: bool) -> NDArray[Any]:
-    """Rescales stored gray values by slope and intercept, or a table.
-
-    With ``through_window``, maps the result to 8 bits by the file's first window, and inverts MONOCHROME1. Raises
-    :class:`ValueError` then if the file has no window.
-    """
+    """Rescales stored gray values by slope and intercept or a table; ``through_window`` maps them to 8 bits."""
     processing, view = load_pydicom().pixels.processing, load_pydicom().dataset.Dataset()
     view.file_meta = dataset.file_meta
     view.PhotometricInterpretation, view.PixelRepresentation, view.BitsStored = "MONOCHROME2", 0, 8
@@ -334,4 +330,5 @@ def _rescale(values: NDArray[Any], dataset: Any, frame: int, *, through_window: 
     for keyword in _SCALE:
         view.pop(keyword, None)
     whole: NDArray[np.uint8] = np.rint(processing.apply_windowing(values, view)).astype(np.uint8)
+    # In MONOCHROME1, low values are bright.
     return 255 - whole if dataset.PhotometricInterpretation == "MONOCHROME1" else whole

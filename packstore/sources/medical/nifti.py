@@ -130,8 +130,7 @@ def read_header(data: bytes, size: int, max_bytes: int) -> NiftiHeader:
 
 
 def _inflate(data: bytes, limit: int) -> bytes:
-    """Returns the first ``limit`` bytes of the decompressed content of gzip ``data``, fewer at its end. Returns other
-    ``data`` as a whole. Raises :class:`ValueError` for damaged gzip."""
+    """Returns the first ``limit`` bytes of the content of gzip ``data``; other data as a whole."""
     if data[:2] != _GZIP_MAGIC:
         return data
     try:
@@ -286,10 +285,7 @@ class NiftiSource(HeaderScanSource):
         return super().reason_to_leave_out(folder, name)
 
     def _read_volume(self, file: FileRef) -> tuple[NiftiHeader, NDArray[Any]]:
-        """Reads the header of a file and its stored values, ``(I, J, K, T)``. Keeps the last three files in memory.
-
-        Raises :class:`SampleError` for a file that has changed, and :class:`ValueError` for a damaged one.
-        """
+        """Reads the header of a file and its stored values, ``(I, J, K, T)``; keeps the last three files in memory."""
         with self._lock:  # other threads, which read other slices, wait for the file
             return self._recent(file)
 

@@ -113,8 +113,7 @@ def read_byte_order(header: bytes) -> str:
 
 
 def _inflate_elements(data: bytes, order: str) -> Iterator[Buffer]:
-    """Yields the elements of a file, inflated. Raises :class:`ValueError` for more than 16 MiB in all, and if the file
-    or an element is cut off."""
+    """Yields the elements of a file, inflated."""
     at, room = HEADER_BYTES, _MAX_BYTES
     while at < len(data):
         kind, size = struct.unpack_from(f"{order}II", data, at)
@@ -202,10 +201,10 @@ def _check_numbers(flags: int, stored: int, order: str, shape: tuple[int, ...], 
 
 
 def _parse_tag(data: Buffer, order: str, at: int) -> tuple[int, int, int, int]:
-    """Parses the tag of an element. Returns the type of the element, begin and end of its data, and the place of the
-    next element. These may be beyond the end of ``data``."""
+    """Returns the type of an element, begin and end of its data, and the place of the next element."""
     kind, size = struct.unpack_from(f"{order}II", data, at)
     if not kind >> 16:
+        # These places may be beyond the end of ``data``.
         return kind, at + 8, at + 8 + size, at + 8 + size + -size % 8
     if kind >> 16 > 4:  # the data are in the tag
         raise ValueError(f"the element at byte {at} is longer than its place")

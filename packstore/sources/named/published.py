@@ -148,8 +148,7 @@ def find_folder_set(tree: Tree, known_sets: Mapping[str, FolderSet]) -> FolderSe
 
 
 def _match_set(tree: Tree, base: str, title: str, form: FolderSet) -> FolderSetMatch | None:
-    """Matches all images of a tree with a set. Returns None if no image matches, or if a required file is missing.
-    Skips cycles of links."""
+    """Matches all images of a tree with a set; None if no image matches, or a required file is missing."""
     pattern, left = re.compile(form.path), re.compile(form.left)
     images = 0
     # Paths of a large set do not fit into memory, but their hashes do.

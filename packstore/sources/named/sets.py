@@ -202,12 +202,12 @@ def ilsvrc(files: Files) -> Iterator[Found]:
 
 
 def _read_devkit(files: Files) -> tuple[dict[str, str], dict[str, str]]:
-    """Reads the names of classes by wnid, and the wnid of each validation image. Only synsets without children are
-    classes; the devkit numbers them in an order of its own."""
+    """Reads the names of classes by wnid, and the wnid of each validation image."""
     shown, synsets = files.mat(f"{_DEVKIT}/data/meta.mat", "synsets")
     fields = get_struct_fields(shown, synsets, ("ILSVRC2012_ID", "num_children", "WNID", "words"))
     numbers, children = (to_whole_numbers(shown, column).tolist() for column in fields[:2])
     wnids, words = (to_texts(shown, column) for column in fields[2:])
+    # Only synsets without children are classes; the devkit numbers them in an order of its own.
     leaves = [n for n, count in enumerate(children) if count == 0]
     by_number = {str(numbers[n]): wnids[n] for n in leaves}
     truth = enumerate(files.lines(f"{_DEVKIT}/data/ILSVRC2012_validation_ground_truth.txt"), 1)

@@ -165,8 +165,7 @@ def find_shards(
 
 
 def _list_possible_shards(path: Path, suffixes: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
-    """Yields split and path of each file of a folder, and of its folders of splits, that may be a shard by its name
-    alone, since there may be any number of files."""
+    """Yields split and path of each file that may be a shard by its name, in a folder and its folders of splits."""
     tree = open_tree(path) if path.is_dir() else None
     if tree is None:
         return

@@ -157,8 +157,7 @@ class BetonSource(TypedSource):
 
 
 def _read_header(path: Path) -> tuple[dict[str, ValueType], _Layout]:
-    """Reads the header of a file: the types of its fields, and its layout. Raises :class:`SourceError` if it is
-    invalid, if a field is of a kind that is not FFCV's, or if the file cannot be read."""
+    """Reads the header of a file: the types of its fields, and its layout."""
     with refuse_damage(path):
         file = OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
         start = file.read(_HEADER.itemsize, 0).ljust(_HEADER.itemsize, b"\0")
@@ -185,8 +184,8 @@ def _read_header(path: Path) -> tuple[dict[str, ValueType], _Layout]:
 
 
 def _parse_array_type(arguments: bytes) -> ValueType:
-    """Parses dtype and shape of a field of arrays from ``arguments``: 32 lengths of axes, the length of the dtype, and
-    the dtype as JSON. Raises :class:`ValueError` for other dtypes than numbers, more than 8 axes, and large arrays."""
+    """Parses dtype and shape of a field of arrays."""
+    # ``arguments`` are 32 lengths of axes, the length of the dtype, and the dtype as JSON.
     *axes, length = np.frombuffer(arguments[: 33 * 8], "<u8").tolist()
     while axes and not axes[-1]:
         axes.pop()

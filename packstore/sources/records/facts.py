@@ -127,8 +127,7 @@ class ExampleFacts:
 
 
 def _describe_values(name: str, feature: Feature, message: Message) -> tuple[int, str]:
-    """Returns the number of values of a feature, and what they look like, see :class:`FeatureFacts`. Guesses the
-    content of bytes from the first 256 of the first value."""
+    """Returns the number of values of a feature, and what they look like, see :class:`FeatureFacts`."""
     count = feature.count(message)
     if feature.kind == "bytes" and count:
         _, start, stop = feature.spans[0]
@@ -138,13 +137,13 @@ def _describe_values(name: str, feature: Feature, message: Message) -> tuple[int
 
 
 def _guess_content(start: bytes, cut: bool) -> str:
-    """Guesses if a value is ``image``, ``text`` or ``bytes`` from its first bytes. ``cut``: the value is longer, and
-    the last character of ``start`` may be incomplete."""
+    """Guesses if a value is ``image``, ``text`` or ``bytes`` from its first bytes; ``cut``: it is longer."""
     if begins_like_image(start[:16]):
         return "image"
     try:
         start.decode("utf-8")
     except UnicodeDecodeError as error:
+        # The last character may be incomplete.
         return "text" if cut and error.start > len(start) - 4 else "bytes"
     return "bytes" if b"\0" in start else "text"
 
@@ -247,8 +246,8 @@ def _without_duplicates(file: str, names: tuple[str, ...]) -> tuple[str, ...] | 
 
 
 def _parse_label_map(text: str) -> list[tuple[int, str]]:
-    """Parses number and name of each item of a label map (``object_detection/protos/string_int_label_map.proto``) in
-    text form. An item without a name is named by its number. Raises :class:`ValueError` if it is invalid."""
+    """Parses number and name of each item of a label map in text form."""
+    # Source: ``object_detection/protos/string_int_label_map.proto``.
     items: list[tuple[int, str]] = []
     text = re.sub(r"(?m)^\s*#.*$", "", text)
     for item in _ITEM.findall(text):

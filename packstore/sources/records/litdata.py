@@ -69,8 +69,7 @@ class LitdataSource(MdsSource):
 
 
 def _parse_names(spec: str, count: int) -> list[str]:
-    """Parses the names of the values of an item from a ``data_spec``. Names are keys of a dict, or positions in a tuple
-    or list. Raises :class:`ValueError` for nested items and other types, and other errors for an invalid text."""
+    """Parses the names of an item's values from a ``data_spec``: keys of a dict, or positions in a tuple or list."""
     node = load_json(spec)[1]
     kind, children = str(node["type"]).rpartition(".")[2], node["children_spec"]
     names = [*map(str, load_json(node["context"]) if kind == "dict" else range(len(children)))]

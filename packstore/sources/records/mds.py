@@ -134,11 +134,11 @@ class MdsSource(TypedSource):
 
 
 def _decode_array(encoding: str, data: bytes) -> NDArray[Any]:
-    """Decodes an array with the encoding ``ndarray:DTYPE:SHAPE``, read-only. ``data`` begins with the dtype and the
-    shape, unless ``encoding`` has them. Raises :class:`ValueError` if they do not fit the data."""
+    """Decodes an array with the encoding ``ndarray:DTYPE:SHAPE``, read-only."""
     dtype, sizes = _split_encoding(encoding)
     if sizes:
         return to_array(data, dtype, sizes)
+    # ``data`` begins with the dtype and the shape, unless ``encoding`` has them.
     at = 0 if dtype else 1
     dtype = dtype or _CODES.get(data[0] if data else 0, "")
     count, width = (data[at] >> 2, 1 << (data[at] & 3)) if len(data) > at else (0, 0)
@@ -149,8 +149,8 @@ def _decode_array(encoding: str, data: bytes) -> NDArray[Any]:
 
 
 def _decode_pixels(data: bytes) -> NDArray[np.uint8]:
-    """Decodes pixels of Pillow in mode L or RGB to ``(H, W, C)``. ``data`` is width, height, length of the mode's name,
-    the name, and the pixels. Raises :class:`ValueError` for other modes and damage."""
+    """Decodes pixels of Pillow in mode L or RGB to ``(H, W, C)``."""
+    # ``data`` is width, height, length of the mode's name, the name, and the pixels.
     width, height, length = np.frombuffer(data[:12], "<u4").tolist() if len(data) >= 12 else (0, 0, 0)
     mode = data[12 : 12 + length].decode("ascii", "replace") if length < 16 else ""
     if mode not in ("L", "RGB"):
@@ -166,8 +166,7 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
 
 
 def _split_encoding(encoding: str) -> tuple[str, list[int]]:
-    """Splits the encoding of an array, such as ``ndarray:int8:2,3``, into dtype and shape. Both may be empty. Raises
-    :class:`ValueError` for another dtype, and for more than eight axes."""
+    """Splits the encoding of an array, such as ``ndarray:int8:2,3``, into dtype and shape, which may be empty."""
     match = _ARRAY.fullmatch(encoding)
     if match is None or match[1] not in (None, *NUMBERS):
         raise ValueError(f"found the encoding {encoding!r:.40}, which packstore does not know")

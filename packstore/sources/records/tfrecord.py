@@ -133,8 +133,7 @@ class TfrecordSource(ExampleSource):
 
     @cached_property
     def _raw_features(self) -> tuple[str, ...]:
-        """Names of the features with raw pixels, their height, width, and channels if these are recorded. Empty if
-        images are files, or if pixels, height or width are missing."""
+        """Names of the features with raw pixels, their height, width and channels; empty if images are files."""
         features = self.all_facts.features
         raw = next((name for name in _MAIN if name in features and features[name].kinds == {"bytes"}), "")
         prefix = raw[: raw.rfind("/") + 1]
@@ -144,8 +143,7 @@ class TfrecordSource(ExampleSource):
 
     @cached_property
     def _box_features(self) -> tuple[str, bool] | None:
-        """Prefix of the four features of boxes, and True if they are fractions of the image. Floats are fractions if
-        all are at most 2. The value is None if there are no boxes."""
+        """Prefix of the four features of boxes, and True if they are fractions of the image; None without boxes."""
         features = self.all_facts.features
         for prefix in sorted(name.removesuffix("/xmin") for name in features if name.endswith("/xmin")):
             facts = [features.get(f"{prefix}/{edge}", FeatureFacts(frozenset(("bytes",)))) for edge in _EDGES]
@@ -155,19 +153,18 @@ class TfrecordSource(ExampleSource):
 
     @cached_property
     def _left_features(self) -> dict[str, set[str]]:
-        """Names of features without a column, by reason: those that repeat the size or format in the image file, and
-        those with several files in a record. A feature of several bytes has files unless all its values are text."""
+        """Names of features without a column, by reason."""
         features, prefix = self.all_facts.features, self._main_feature[: self._main_feature.rfind("/") + 1]
         lists = (name for name, facts in features.items() if facts.kinds <= {"bytes", ""} and facts.high > 1)
         return {
             "features that the images say themselves (size, format)": {prefix + name for name in _SAID} & {*features},
+            # Several bytes are files, unless all of them are text.
             "features of several files each": {name for name in lists if features[name].looks != {"text"}},
         }
 
     @cached_property
     def _numberings(self) -> dict[str, Numbering]:
-        """Numbering of the classes of each label feature. TF-slim's boxes have that of their images' classes. Adds the
-        reasons to :attr:`evidence`. Raises the errors of :func:`find_class_names` and :func:`find_numbering`."""
+        """Numbering of the classes of each label feature; adds the reasons to :attr:`evidence`."""
         facts, labels, named = self.all_facts.features, self.facts.labels, self.options.named
         beside = find_class_names(self.path if self.path.is_dir() else self.path.parent)
         numberings: dict[str, Numbering] = {}

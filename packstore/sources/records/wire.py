@@ -225,10 +225,7 @@ def _iterate_features(message: Message, at: int, stop: int) -> Iterator[tuple[st
 
 
 def _parse_entry(message: Message, start: int, stop: int) -> tuple[str, Feature]:
-    """Parses a map entry; returns name and location of a feature. Both are empty if the entry lacks them.
-
-    Raises :class:`ValueError` for a name over 1,024 bytes, and for damaged bytes.
-    """
+    """Parses a map entry; returns name and location of a feature, both empty if they are missing."""
     name, feature = "", Feature()
     for number, wire, low, high in message.fields(start, stop):
         if number == 1 and wire == _BYTES:
@@ -241,10 +238,7 @@ def _parse_entry(message: Message, start: int, stop: int) -> tuple[str, Feature]
 
 
 def _parse_feature(message: Message, start: int, stop: int) -> Feature:
-    """Locates the values of a ``tf.train.Feature``. Of several kinds of values, keeps the last.
-
-    Skips unknown fields. Raises :class:`ValueError` for values of a wrong wire type, and for floats that are cut off.
-    """
+    """Locates the values of a ``tf.train.Feature``."""
     feature = Feature()
     for number, wire, low, high in message.fields(start, stop):
         kind = _KINDS.get(number)

@@ -97,10 +97,7 @@ class TableSource(ListedSource):
         self.evidence = self._describe_evidence()
 
     def _find_tables(self, given: dict[str, list[str]]) -> Sequence[Table]:
-        """Finds the tables, and joins those of the same images. A table of classes gives the column of labels.
-
-        Raises :class:`SourceError` if there is no table, or none has the column of images that the user names.
-        """
+        """Finds the tables, and joins those of the same images."""
         tables = join_tables(find_tables(self.tree, given, self.options.named))
         if not tables:
             column = f" in a column {printable(name)}" if (name := ",".join(given.get("image", ()))) else ""
@@ -109,6 +106,7 @@ class TableSource(ListedSource):
                 "--column image=COL"
             )
         tables, self._class_files, column, names = separate_class_table(self.tree, tables)
+        # The table of classes tells which column has the labels.
         if column and not given.keys() & {"label", "labels"}:
             given["label"] = [column]
         self._class_labels = {column: Label(names)} if names else {}
@@ -205,24 +203,18 @@ class TableSource(ListedSource):
         return {f"rows of {printable(file)} without an image": count for file, count in self._missing.items()}
 
     def _declare_further_image(self, name: str) -> Image | Images | Mask:
-        """Returns the field of a column of further images: lists of images, or optional images.
-
-        If the column's name means masks, the first readable file in the first 512 rows decides between masks and
-        images.
-        """
+        """Returns the field of a column of further images: lists of images, masks, or optional images."""
         if name in self._lists:
             return Images()
         if not looks_like_mask(name.lower()):
             return Image(optional=True)
+        # The name only suggests masks; the first readable file decides.
         rows = (cells.get(name) or () for _, cells in islice(self.listed, _MEASURED))
         return infer_mask_field(self.tree, chain.from_iterable(rows))
 
 
 def _measure_images(tree: Tree, rows: RowsByImage) -> dict[int, tuple[int, int]]:
-    """Reads (width, height), upright, of at most 1,023 images, at equal steps; of all images if there are fewer.
-
-    Returns the sizes by row number; all rows of an image have one. Leaves out images without a readable header.
-    """
+    """Reads the upright size of some 1,000 images at equal steps, by row number."""
     sizes: dict[int, tuple[int, int]] = {}
     for image in range(0, rows.image_count, max(1, rows.image_count // _MEASURED)):
         start = tree.first_bytes(rows.image_path(image), _HEADER)

@@ -195,13 +195,7 @@ def parse_text(text: str | None) -> Any:
 
 
 def _classify_value(value: Any) -> str:
-    """Returns the kind of a value of JSON or Arrow.
-
-    - None: ``missing``.
-    - Single values: ``int``, ``float``, ``bool`` or ``text``.
-    - Lists: ``ints``, ``numbers`` or ``empty``.
-    - Anything else, and integers beyond 64 bits: ``document``.
-    """
+    """Returns the kind of a value of JSON or Arrow: ``missing``, ``int``, ``text``, ``ints``, ``document`` …."""
     if value is None:
         return "missing"
     if isinstance(value, bool):
@@ -342,9 +336,8 @@ def _find_box_columns(free: Mapping[str, ColumnFacts], header: bool) -> tuple[tu
 
 
 def _find_point_columns(free: Mapping[str, ColumnFacts]) -> tuple[tuple[str, str, str], ...]:
-    """Finds pairs of ``free`` columns such as ``nose_x`` and ``nose_y``. Returns the name and both columns of each.
-
-    Values must be positions in pixels: some exceed 2. Returns ``()`` otherwise, and for fewer than three pairs.
+    """Finds at least three pairs of ``free`` columns such as ``nose_x`` and ``nose_y``; returns name and both columns
+    of each.
     """
     pairs = []
     by_name = {name.lower(): name for name in free}
@@ -356,6 +349,7 @@ def _find_point_columns(free: Mapping[str, ColumnFacts]) -> tuple[tuple[str, str
         if other in by_name and other != name.lower():
             pairs.append((_point_name(name), name, by_name[other]))
     both = [free[name] for _, x, y in pairs for name in (x, y)]
+    # Positions in pixels exceed 2; fractions do not.
     pixels = all(each.numeric for each in both) and any(each.high > 2 for each in both)
     return tuple(pairs) if len(pairs) >= _LEAST_POINTS and pixels else ()
 

@@ -276,10 +276,7 @@ def examine_table(
 
 
 def _is_header(first: Mapping[str, Any], ways: Mapping[str, Naming], index: ImageIndex) -> bool:
-    """Tells if the first line names the columns, by its cell in the column that names most images.
-
-    This cell must be a word or empty, and not name an image itself.
-    """
+    """Tells if the first line names the columns, by its cell in the column that names most images."""
     name = max(ways, key=lambda each: (len(ways[each].images), ways[each].hits))
     cell = str(first.get(name, ""))
     if cell.lower() in FILE_COLUMNS or not cell:

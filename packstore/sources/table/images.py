@@ -111,11 +111,11 @@ def _list_tails(folder: str) -> tuple[str, str, str]:
 
 
 def _find_base(place: str, folder: str) -> str | None:
-    """Returns the folder to which a cell's ``folder`` is relative, if it means the folder ``place`` of an image; else
-    None. If the first parts of ``folder`` are of another machine, returns ``..`` for each of them."""
+    """Returns the folder to which a cell's ``folder`` is relative if it means the folder ``place``, else None."""
     if place == folder:
         return ""
     if place and folder.endswith(f"/{place}"):
+        # The first parts of ``folder`` are of another machine.
         return "/".join([".."] * (folder.count("/") - place.count("/")))
     return place[: -len(folder) - 1] if place.endswith(f"/{folder}") else None
 
@@ -266,10 +266,7 @@ class RowsByImage(ValuesByImage):
         return {name: [*chain.from_iterable(each)] for name, each in cells.items()}
 
     def _record_rows(self, rows: Iterable[NamedRow]) -> Iterator[tuple[str, Any]]:
-        """Updates the facts about the columns of each row. Yields its image, and its place and cells.
-
-        Raises :class:`AmbiguousSourceError` for an image that another table names.
-        """
+        """Updates the facts about the columns of each row, and yields its image, and its place and cells."""
         for image, number, place, cells in rows:
             table = self._tables[number]
             if not self._merge and image.encode("utf-8", "surrogateescape") in self._numbers:

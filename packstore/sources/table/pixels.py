@@ -87,11 +87,7 @@ class PixelTableSource(TableSource):
         return tables
 
     def _read_rows(self) -> Iterator[NamedRow]:
-        """Yields each row without its pixels. Writes its pixels to a temporary file.
-
-        Raises :class:`SourceError` for a row whose pixels are not numbers from 0 to 255, as many as in the first row
-        and those of a square.
-        """
+        """Yields each row without its pixels, which go to a temporary file."""
         self._size = images = 0
         with tempfile.TemporaryFile() as kept:
             for number, table in enumerate(self._tables):
@@ -190,10 +186,7 @@ def _examine_table(tree: Tree, file: str) -> PixelTable | None:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises tables of pixels in a folder without images: ``CERTAIN``, or ``PARTIAL`` if there are other tables.
-
-    If the user has named the kind, the folder may have images, too.
-    """
+    """Recognises tables of pixels in a folder without images."""
     tree = open_tree(path)
     if tree is None or (list_contents(tree).image_count and not options.named):
         return Certainty.NO

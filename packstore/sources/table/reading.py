@@ -182,15 +182,12 @@ def _open_parquet(data: bytes, shown: str) -> Iterator[Any]:
 
 
 def _split_lines(strip: bool, data: bytes, shown: str) -> Iterator[tuple[int, list[str]]]:
-    """Yields line number and cells of each row that is not blank.
-
-    Suffix and first line tell if the text is CSV, or if blanks divide the cells. Raises :class:`SourceError` for
-    malformed CSV.
-    """
+    """Yields line number and cells of each row that is not blank."""
     suffix = suffix_of(shown)
     first = data[:_MAX_LINE].lstrip(b"\xef\xbb\xbf\r\n \t").split(b"\n", 1)[0].decode("utf-8", "replace")
     delimiter = "\t" if suffix == ".tsv" else max(",;\t", key=first.count)  # a comma if there is none
     lines = _decode_lines(data, shown)
+    # Blanks divide the cells.
     if suffix not in (".tsv", ".csv") and (delimiter == "\t" or delimiter not in first):
         numbered = suffix == ".lst" or bool(find_split_of_file(shown.rpartition("/")[2]))  # 0 a.png basic
         for number, line in enumerate(lines, 1):

@@ -162,14 +162,12 @@ class RecordColumns:
         return {"labels": kept if classes else None}
 
     def _read_points(self, cells: Mapping[str, Any]) -> dict[str, Any]:
-        """Reads the keypoints of a row and their names, as the columns ``keypoints`` and ``keypoint_labels``.
-
-        If any row of the tables lacks a coordinate, points have a third number: 2, or 0 for a missing point.
-        """
+        """Reads the keypoints of a row and their names, as the columns ``keypoints`` and ``keypoint_labels``."""
         points: list[list[float | None]] = []
         for _, x, y in self.roles.points:
             point = [parse_number_cell(cells.get(x)), parse_number_cell(cells.get(y))]
             if self._hides_points:
+                # The third number is COCO's visibility.
                 point = [0.0, 0.0, 0.0] if None in point else [*point, 2.0]
             points.append(point)
         return {"keypoints": points, "keypoint_labels": [name for name, _, _ in self.roles.points]}
@@ -208,10 +206,7 @@ class RecordColumns:
 
     @cached_property
     def _typed_columns(self) -> dict[str, tuple[Field, Any]]:
-        """Field of each column without a role, and the function that converts its cells.
-
-        If values differ among the rows of an image, the field holds a list for each image as JSON.
-        """
+        """Field of each column without a role, and the function that converts its cells."""
         columns: dict[str, tuple[Field, Any]] = {}
         for name in self.roles.rest:
             facts, stated = self.rows.facts[name], self.declared.get(name)
@@ -221,6 +216,7 @@ class RecordColumns:
                 convert = to_class_number if facts.kinds <= {"int"} else keep_value
                 optional |= facts.negatives > 0
             if name in self.varying_columns:
+                # An image whose rows differ gets a list of their values.
                 declared = Json()
             elif not isinstance(declared, Json):
                 declared = replace(declared, optional=optional)
@@ -235,8 +231,7 @@ class RecordColumns:
 
     @cached_property
     def _class_names(self) -> tuple[str, ...] | None:
-        """Names of the classes: sorted, or by the numbers in the column of labels; None if these have no names. Raises
-        :class:`SourceError` for more than 65,536."""
+        """Names of the classes: sorted, or by the numbers in the column of labels; None if these have no names."""
         label = self.roles.label
         stated = self.declared.get(label)
         if isinstance(stated, Label) and stated.classes:
@@ -249,8 +244,7 @@ class RecordColumns:
         return tuple(sorted({part for text in texts for part in self._split_classes(text)}))
 
     def _split_classes(self, value: Any) -> list[Any]:
-        """Returns the classes in a cell: numbers, or names. They are a list, or divided by the separator of the column.
-        Replaces identifiers outside of lists by their titles."""
+        """Returns the classes in a cell, numbers or names; names get their titles."""
         facts, separator = self.rows.facts[self.roles.label], self.roles.separator
         if facts.holds("lists"):
             classes = parse_class_list(value) or []
@@ -266,8 +260,7 @@ class RecordColumns:
         return [] if is_blank(value) else self._split_classes(value)
 
     def _list_box_classes(self, cells: Mapping[str, Any], boxes: int) -> list[Any]:
-        """Returns a class for each box of a row. The only class of a cell is that of all boxes. Raises
-        :class:`ValueError` for no class, and for several if there is not one for each box."""
+        """Returns a class for each box of a row; a single class is that of all boxes."""
         classes = self._list_classes(cells)
         if len(classes) not in (1, boxes):
             raise ValueError(f"{boxes} boxes have {len(classes)} classes" if classes else "a box has no class")
@@ -319,8 +312,9 @@ class RecordColumns:
 
 
 def _list_crowds(cell: Any, boxes: int) -> list[int]:
-    """Returns 1 for each crowd region among the boxes of a row, and 0 for other boxes. ``cell``: the flags of all, or
-    one for all."""
+    """Returns 1 for each crowd region among the boxes of a row, else 0; ``cell`` has a flag for each box or one for
+    all.
+    """
     return [int(flag in (1, True)) for flag in cell] if isinstance(cell, list) else [parse_flag(cell) or 0] * boxes
 
 

@@ -156,10 +156,7 @@ class YoloSource(FileRowSource):
 
     @cached_property
     def _has_polygons(self) -> bool:
-        """True if a line has a polygon; always False with keypoints.
-
-        Reads files of labels up to the first such line. Skips files that are missing or unreadable.
-        """
+        """True if a line has a polygon; always False with keypoints."""
         return not self._layout.points and any(len(words) > _BOX for words in self._label_lines())
 
     def _label_lines(self, most: int | None = None) -> Iterator[list[bytes]]:

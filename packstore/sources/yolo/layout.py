@@ -180,8 +180,7 @@ def read_layout(tree: Tree) -> YoloLayout:
 
 
 def _add_splits(tree: Tree, layout: YoloLayout, document: Mapping[str, Any]) -> None:
-    """Adds the splits of ``data.yaml`` to a layout. Leaves out a split whose images are missing, or are those of
-    another split, with a note. Raises :class:`SourceError` if no images are found."""
+    """Adds the splits of ``data.yaml`` to a layout, and a note for each split that is left out."""
     file = printable(layout.files[0])
     wanted = {split: as_list(document.get(split)) for split in _SPLITS}
     for split, values in wanted.items():
@@ -206,8 +205,7 @@ def _add_splits(tree: Tree, layout: YoloLayout, document: Mapping[str, Any]) -> 
 
 
 def _add_unlisted_splits(tree: Tree, layout: YoloLayout, document: Mapping[str, Any]) -> None:
-    """Adds labelled folders that ``data.yaml`` does not list, with a note for each, if their paths differ from a listed
-    one in the part that is its split: ``images/extra`` beside ``images/train``. Splits that it does list stay."""
+    """Adds labelled folders that ``data.yaml`` does not list, such as ``images/extra`` beside ``images/train``."""
     for parts in [place.split("/") for place in layout.places]:
         for number, part in enumerate(parts):
             for name in tree.names("/".join(parts[:number])).folders if find_split(part) else ():
@@ -222,11 +220,8 @@ def _add_unlisted_splits(tree: Tree, layout: YoloLayout, document: Mapping[str, 
 
 
 def _label_path(image: str) -> str:
-    """Returns the usual path of the file of labels of an image: the last folder ``images`` becomes ``labels``, and
-    ``images_a`` becomes ``labels_a``.
-
-    Without a folder ``images``, the file is beside the image.
-    """
+    """Returns the usual path of the file of labels of an image: ``labels/a.txt`` for ``images/a.jpg``."""
+    # The last folder ``images`` counts; ``images_a`` becomes ``labels_a``. Without one, the file is beside the image.
     path = _IN_IMAGES.sub(rf"\1{_LABELS}\2", image)
     folder, slash, name = path.rpartition("/")
     return f"{folder}{slash}{name.rpartition('.')[0] or name}.txt"
@@ -277,12 +272,12 @@ def _read_yaml(tree: Tree, file: str) -> dict[str, Any]:
 
 
 def _read_darknet(tree: Tree, file: str) -> dict[str, Any]:
-    """Reads a file like Darknet's ``obj.data`` as the content of a ``data.yaml``. Its paths begin at an unknown folder:
-    the longest end of each that exists counts. Raises :class:`SourceError` without a file of names."""
+    """Reads a file like Darknet's ``obj.data`` as the content of a ``data.yaml``."""
     lines = (line.partition("=") for _, line in read_lines(tree, file, paths=True))
     said = {name.strip(): value.strip() for name, _, value in lines}
 
     def find(name: str) -> str | None:
+        # Paths begin at an unknown folder: the longest end that exists counts.
         parts = _split_path(said.get(name, ""))
         return next((end for n in range(len(parts)) if is_file(tree, end := "/".join(parts[n:]))), said.get(name))
 
@@ -296,11 +291,7 @@ def _read_darknet(tree: Tree, file: str) -> dict[str, Any]:
 def _parse_classes(
     tree: Tree, file: str, document: dict[str, Any]
 ) -> tuple[tuple[str, ...] | None, tuple[int, int] | None]:
-    """Parses names of classes and shape of keypoints from the content of ``data.yaml``. Either is None if it is
-    missing.
-
-    Adds numbers to names that occur twice. Raises :class:`SourceError` for invalid values.
-    """
+    """Parses names of classes and shape of keypoints from the content of ``data.yaml``; either may be None."""
 
     def fail(name: str, expected: str) -> SourceError:
         found = printable(str(document.get(name))[:40])
