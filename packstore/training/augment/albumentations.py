@@ -32,13 +32,13 @@ class Albumentations(Operation):
     The last operation of ``augment=``. Its draws depend only on seed, epoch and record: not on the ``seed`` of the
     pipeline, on threads or on resuming. Threads work on copies of the pipeline.
 
-    Boxes go in and come out as the loader gives them, whatever ``format`` the pipeline names, and so do keypoints. The
-    other fields of ``bbox_params`` count; without them, boxes are clipped, and dropped as ``min_area`` and
-    ``min_visible`` of the loader say. Rows that describe boxes, such as labels, are dropped with them; ``label_fields``
-    are not needed. Keypoints stay, also outside the image; with visibility, they become zeros there.
+    Boxes and keypoints keep the loader's format; the pipeline's ``format`` is ignored. Other fields of ``bbox_params``
+    are used. Without ``bbox_params``, boxes are clipped, and the loader's ``min_area`` and ``min_visible`` drop boxes.
+    Rows that describe boxes, such as labels, are dropped with them, so ``label_fields`` are not needed. Keypoints
+    outside the image are kept; with visibility, they become zeros.
 
-    ``normalize`` and ``dtype`` of the loader follow, unless the pipeline gives floating point images. Images whose
-    sizes differ need ``collate={"image": "list"}`` or ``"padded"``.
+    ``normalize`` and ``dtype`` of the loader follow, unless the pipeline gives floating point images. Images of
+    different sizes need ``collate={"image": "list"}`` or ``"padded"``.
 
     Args:
         pipeline: A ``Compose``, or a single transform. Of albumentations 2 or later.
@@ -103,7 +103,7 @@ class Albumentations(Operation):
         try:
             pipeline = self._copies.pop()
         except IndexError:
-            pipeline = _with_targets(self.pipeline, columns, limits)
+            pipeline = _copy_with_targets(self.pipeline, columns, limits)
         generator = np.random.default_rng(derive_key(seed, 0))
         pipeline.set_random_state(generator, random.Random(derive_key(seed, 1)))
         done = pipeline(**given.make_arguments())
@@ -122,14 +122,14 @@ class _Record:
         self._points = next((name for name in by_type["keypoints"] if values[name] is not None), None)
 
     def make_arguments(self) -> dict[str, Any]:
-        """Returns the arguments of the pipeline. Boxes and points are numbered, so that their rows can be followed."""
+        """Returns the arguments for a call of the pipeline."""
         values, image = self._values, self._values["image"].permute(1, 2, 0)
         image = image.float() if image.is_floating_point() else image  # OpenCV has no other floats
         arguments = {"image": np.ascontiguousarray(image.numpy())}
         arguments |= {name: np.ascontiguousarray(values[name].numpy()) for name in self._masks}
         if any(column.type == "boxes" for column in self._columns.values()):
             boxes = values[self._boxes].numpy() if self._boxes else np.empty((0, 4), np.float32)
-            arguments |= {"bboxes": boxes, _ROWS: np.arange(len(boxes))}
+            arguments |= {"bboxes": boxes, _ROWS: np.arange(len(boxes))}  # numbers show which rows are left
         if any(column.type == "keypoints" for column in self._columns.values()):
             points = values[self._points].numpy() if self._points else np.empty((0, 2), np.float32)
             points = points.reshape(-1, points.shape[-1])[:, :2]
@@ -137,9 +137,9 @@ class _Record:
         return arguments
 
     def read_results(self, done: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the values of the record by name, from the results of a pipeline."""
+        """Converts the results of a pipeline to values of the record, by name."""
         image = done["image"]
-        image = image if isinstance(image, Tensor) else torch.from_numpy(_first_channels(image))
+        image = image if isinstance(image, Tensor) else torch.from_numpy(_to_channels_first(image))
         given: Tensor = self._values["image"]
         results: dict[str, Any] = {"image": image.to(given.dtype) if given.is_floating_point() else image}
         for name in self._masks:
@@ -157,7 +157,7 @@ class _Record:
         return results
 
     def _place_points(self, done: Mapping[str, Any], size: Any) -> Tensor:
-        """Returns the keypoints with their new places. With visibility, those outside the image become zeros."""
+        """Returns the keypoints at their new places."""
         assert self._points is not None
         old: Tensor = self._values[self._points]
         new = old.clone().reshape(-1, old.shape[-1])
@@ -165,6 +165,7 @@ class _Record:
         places = torch.from_numpy(np.array(done["keypoints"], np.float32).reshape(-1, 2))
         new[rows, :2] = places
         if old.shape[-1] == 3:
+            # With visibility, points outside the image become zeros.
             lost = torch.ones(len(new), dtype=torch.bool)
             limit = torch.tensor([size[1], size[0]])
             lost[rows] = ~((places > -1) & (places < limit)).all(1)  # as in place_points: a point is a pixel
@@ -176,7 +177,7 @@ _TARGETS = ("mask", "boxes", "keypoints")
 
 
 def refuse_columns(columns: Mapping[str, Column], collate: Mapping[str, Any]) -> None:
-    """Raises :class:`UsageError` for columns that no pipeline can move, and for forms of columns that it moves."""
+    """Raises :class:`UsageError` for columns and ``collate`` options that no pipeline supports."""
     for kind in ("boxes", "keypoints"):
         names = [name for name, column in columns.items() if column.type == kind]
         if len(names) > 1:
@@ -192,14 +193,15 @@ def refuse_columns(columns: Mapping[str, Column], collate: Mapping[str, Any]) ->
             raise UsageError(f"Albumentations gives a list of {name!r}: leave it out of collate=")
 
 
-def _with_targets(pipeline: Any, columns: Mapping[str, Column], limits: Mapping[str, float]) -> Any:
-    """Copies a pipeline, for the masks, boxes and keypoints of these columns."""
+def _copy_with_targets(pipeline: Any, columns: Mapping[str, Column], limits: Mapping[str, float]) -> Any:
+    """Returns a copy of a pipeline that takes the masks, boxes and keypoints of these columns."""
     albumentations: Any = sys.modules["albumentations"]  # whose pipeline this is
     types = {column.type for column in columns.values()}
     steps = copy.deepcopy(pipeline)
     given = steps.processors if isinstance(steps, albumentations.Compose) else {}
     options: dict[str, Any] = {}
     if "boxes" in types:
+        # The loader gives boxes in one format, so only other fields of the user's bbox_params are kept.
         own = vars(given["bboxes"].params) if "bboxes" in given else {"clip": True, **limits}
         chosen = {name: own[name] for name in _BOX_OPTIONS if name in own}
         options["bbox_params"] = albumentations.BboxParams("pascal_voc", [_ROWS], **chosen)
@@ -219,7 +221,7 @@ _BOX_OPTIONS = (
 )
 
 
-def _first_channels(image: Any) -> Any:
-    """Returns an array ``(h, w, C)`` or ``(h, w)`` as ``(C, h, w)``, in memory of its own."""
+def _to_channels_first(image: Any) -> Any:
+    """Returns an image ``(h, w, C)`` or ``(h, w)`` as a contiguous array ``(C, h, w)``."""
     image = image[..., None] if image.ndim == 2 else image
     return np.ascontiguousarray(image.transpose(2, 0, 1))

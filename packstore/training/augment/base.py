@@ -80,7 +80,7 @@ class Operation(CheckedArguments, ABC):
 
     @property
     def mixes_places(self) -> bool:
-        """True if copies of an image that lie in different places are mixed: nothing can follow. By default False."""
+        """True if copies of an image from different places are mixed, so that no box can follow. By default False."""
         return False
 
     @property
@@ -110,7 +110,8 @@ class GeometricOperation(Operation):
 
     @abstractmethod
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
-        """Tells if one :class:`Crops` can describe the operations ``before`` and this one, with at most one resize."""
+        """Tells if one :class:`Crops`, with at most one resize, can describe the operations ``before`` and then this
+        one."""
 
     @abstractmethod
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:

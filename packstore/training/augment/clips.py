@@ -34,8 +34,7 @@ def place_clip(placement: Placement, row: int, clip: Tensor) -> Tensor:
 
 
 def _warp_frames(warp: Warp, row: int, frames: Tensor) -> Tensor:
-    """Applies the warp or flip of image ``row`` to ``frames``. Returns ``frames`` themselves if that image does not
-    move."""
+    """Applies the warp or flip of image ``row`` to ``frames``."""
     code = Code(int(warp.codes[row]))
     if code in (Code.MIRROR, Code.FLIP):
         return frames.flip(-1 if code == Code.MIRROR else -2)

@@ -64,10 +64,7 @@ class ColorJitter(_ColourOperation):
         self._factor_ranges()
 
     def _factor_ranges(self) -> list[tuple[Code, float, float]]:
-        """Returns code, lowest and highest factor of each change. Leaves out changes without effect.
-
-        Raises :class:`UsageError` for invalid numbers.
-        """
+        """Returns code, lowest and highest factor of each change that has an effect."""
         ranges = []
         for name, code in _FACTORS.items():
             value, centre = getattr(self, name), 0.0 if code == Code.HUE else 1.0
@@ -119,7 +116,7 @@ class Grayscale(_ColourOperation):
 
 
 class _WithProbability(_ColourOperation):
-    """Colour operation that runs with probability ``p``. Raises :class:`UsageError` for an invalid ``p``."""
+    """Colour operation that runs with probability ``p``."""
 
     p: float
 
@@ -128,8 +125,7 @@ class _WithProbability(_ColourOperation):
 
     @abstractmethod
     def _build_step(self, count: int, where: Any) -> Program:
-        """Builds a program of one step for ``count`` images. The step runs on the images with true ``where``
-        ``(count,)``."""
+        """Builds a program of one step, which runs on images with true ``where`` ``(count,)``."""
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
         """Draws which images the operation runs on."""
@@ -279,7 +275,7 @@ class RandomPhotometricDistort(_ColourOperation):
     """Changes brightness, contrast, saturation, hue and the order of channels, each with probability ``p``.
 
     Equals torchvision's ``RandomPhotometricDistort`` (Liu et al., "SSD: Single Shot MultiBox Detector", 2016). Contrast
-    comes at random before saturation and hue, or after them.
+    comes before saturation and hue or after them, at random.
 
     Raises:
         UsageError: ``p`` is not a probability, or a range is not ascending. A factor is below 0, or a hue beyond 0.5.
@@ -299,8 +295,7 @@ class RandomPhotometricDistort(_ColourOperation):
             object.__setattr__(self, name, parse_range(self, name, getattr(self, name), *bounds))
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
-        """Draws for each image which changes run, their factors, whether contrast comes first or last, and the order of
-        channels."""
+        """Draws the changes of each image, their factors and their order."""
         count = len(draws)
         first = chance(draws, 0.5, 8)
         steps = {}
@@ -308,6 +303,7 @@ class RandomPhotometricDistort(_ColourOperation):
             low, high = getattr(self, name)
             factor = uniform(draws, low, high, 2 * number)
             steps[code] = step(count, code, factor, where=chance(draws, self.p, 2 * number + 1))
+        # Contrast comes first or last: the other of its two steps does nothing.
         before, after = steps[Code.CONTRAST].copy(), steps[Code.CONTRAST].copy()
         before[~first], after[first] = 0, 0
         order = step(count, Code.PERMUTE, *permutation(draws, 3, 10).T, where=chance(draws, self.p, 9))
@@ -345,8 +341,7 @@ class GaussianBlur(_ColourOperation):
         return tuple(self.kernel_size) if isinstance(self.kernel_size, list | tuple) else (self.kernel_size,) * 2
 
     def _sigma_range(self) -> Range:
-        """Returns the range of standard deviations. Raises :class:`UsageError` unless it is ascending within 0.001 …
-        1000."""
+        """Returns the smallest and largest standard deviation."""
         pair = (self.sigma, self.sigma) if isinstance(self.sigma, int | float) else self.sigma
         return parse_range(self, "sigma", pair, 1e-3, 1e3)
 
@@ -400,5 +395,5 @@ class GaussianNoise(_ColourOperation):
 
 
 def seed_parameters(bits: Any) -> tuple[Any, Any]:
-    """Splits 32-bit seeds into lower and upper 16 bits. The float32 parameters of a program store these exactly."""
+    """Splits 32-bit seeds into lower and upper 16 bits, which the float32 parameters of a program store exactly."""
     return bits & 0xFFFF, bits >> 16

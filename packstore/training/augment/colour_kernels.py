@@ -143,8 +143,9 @@ def gaussian_blur(images: Tensor, size: tuple[int, int], sigma: Tensor) -> Tenso
 
 
 def _reflect_indices(length: int, reach: int, device: torch.device) -> Tensor:
-    """Returns the indices of ``length`` pixels with ``reach`` more at both ends, reflected as often as necessary."""
+    """Returns pixel indices for a row of ``length`` that is padded by ``reach`` at both ends."""
     place = torch.arange(-reach, length + reach, device=device)
+    # A kernel larger than the image reflects several times.
     period = max(1, 2 * length - 2)
     place = place.remainder(period)
     return torch.minimum(place, period - place) if length > 1 else place * 0
@@ -152,6 +153,7 @@ def _reflect_indices(length: int, reach: int, device: torch.device) -> Tensor:
 
 def _gaussian_kernel(size: int, sigma: Tensor) -> Tensor:
     """Computes the weights of a Gaussian blur, ``(B, size)``, for each of ``sigma`` ``(B,)``."""
+    # Positions are divided by the root of 2, so that the weights are exp(-(x / sigma)**2).
     limit = (size - 1) / (2.0 * 2.0**0.5)
     x = torch.linspace(-limit, limit, size, dtype=torch.float32, device=sigma.device)
     return torch.softmax((x / sigma[:, None]).pow_(2).neg_(), 1)
@@ -163,7 +165,7 @@ def permute_channels(images: Tensor, order: Tensor) -> Tensor:
 
 
 def _gray_values(images: Tensor) -> Tensor:
-    """Computes the gray values of images, float32 ``(B, 1, H, W)``, rounded down. One channel is its own gray."""
+    """Computes gray values, rounded down: float32 ``(B, 1, H, W)``."""
     if images.shape[1] == 1:
         return images.float()
     red, green, blue = images.unbind(1)
@@ -176,8 +178,8 @@ def _blend(images: Tensor, other: Tensor, ratio: Tensor) -> Tensor:
 
 
 def _one_minus(ratio: Tensor) -> Tensor:
-    """Computes ``1 - ratio`` in float64, and rounds the result to float32."""
-    return (1.0 - ratio.double()).float()
+    """Computes ``1 - ratio`` in float64, and rounds it to float32."""
+    return (1.0 - ratio.double()).float()  # as torchvision, whose ratio is a Python float
 
 
 def _to_bytes(values: Tensor) -> Tensor:

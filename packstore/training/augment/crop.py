@@ -95,8 +95,7 @@ class PaddedImages:
 
     @classmethod
     def around(cls, images: Tensor) -> PaddedImages:
-        """Wraps ``images`` ``(N, C, H, W)`` without padding. Copies them only if they are neither contiguous nor
-        channels-last."""
+        """Wraps ``images`` ``(N, C, H, W)`` without padding. Copies only images that need another memory layout."""
         pixels = _as_planes(images)
         return cls(pixels, pixels.shape[2], 0, "constant")
 
@@ -115,10 +114,10 @@ class PaddedImages:
         return cls(pixels, height, padding, mode)
 
     def put_images(self, images: Tensor) -> None:
-        """Overwrites the first images by ``images`` ``(B, C, H, W)``, and writes the padding at their left and right.
+        """Overwrites the first images with ``images`` ``(B, C, H, W)``, and pads them left and right.
 
-        Constant padding is there already. The padding above and below is not written: for it, :meth:`crop_into` reads
-        rows of the image.
+        Constant padding is there already. Padding above and below is not written: :meth:`crop_into` reads rows of the
+        image instead.
         """
         padding, mode = self.padding, self.mode
         source = images[..., None] if self.pixels.shape[4] == 1 else images.permute(0, 2, 3, 1)[:, None]
@@ -138,13 +137,12 @@ class PaddedImages:
         return self.pixels.new_empty((count, self.pixels.shape[1], *size, self.pixels.shape[4]))
 
     def crop_into(self, out: Tensor, numbers: Tensor, top: Tensor, left: Tensor, flip: Tensor | None) -> None:
-        """Crops the images at ``numbers`` into ``out``, see :func:`crop`. ``out`` is a contiguous part of
-        :meth:`empty_crops`."""
+        """Crops the images at ``numbers`` into ``out``, a contiguous part of :meth:`empty_crops`. See :func:`crop`."""
         _, planes, tall, wide, element = self.pixels.shape
         rows, columns = out.shape[2:4]
         line = wide * element
         # Start of each row of a crop in its plane, then in the whole memory.
-        begins = _row_table(self.height, rows, self.padding, self.mode, line).index_select(0, top + self.padding)
+        begins = _row_offsets(self.height, rows, self.padding, self.mode, line).index_select(0, top + self.padding)
         begins += ((left + self.padding) * element + numbers * (planes * tall * line))[:, None]
         begins = begins[:, None] + torch.arange(planes, device="cpu")[:, None] * (tall * line)
         length = columns * element
@@ -154,31 +152,29 @@ class PaddedImages:
 
 
 def _as_planes(images: Tensor) -> Tensor:
-    """Returns ``(B, C, H, W)`` as ``(B, P, H, W, E)``, see :attr:`PaddedImages.pixels`. Contiguous; copies only if
-    necessary."""
+    """Returns images ``(B, C, H, W)`` as contiguous planes ``(B, P, H, W, E)``, see :attr:`PaddedImages.pixels`."""
     return images.permute(0, 2, 3, 1)[:, None] if is_channels_last(images) else images.contiguous()[..., None]
 
 
 def _as_images(pixels: Tensor) -> Tensor:
-    """Returns ``(B, P, H, W, E)`` as a view ``(B, C, H, W)``: the inverse of :func:`_as_planes`."""
+    """Returns planes ``(B, P, H, W, E)`` as images ``(B, C, H, W)``, as a view."""
     return pixels[:, 0].permute(0, 3, 1, 2) if pixels.shape[1] == 1 and pixels.shape[4] > 1 else pixels[..., 0]
 
 
+# Cached: callers must not change the result.
 @functools.lru_cache(64)
-def _row_table(height: int, rows: int, padding: int, mode: str, stride: int) -> Tensor:
-    """Returns where the ``rows`` of a crop begin in a padded plane, for each possible top: int64 ``(tops, rows)``.
-
-    ``stride``: numbers per row of the plane. Cached: callers must not change the result.
-    """
+def _row_offsets(height: int, rows: int, padding: int, mode: str, stride: int) -> Tensor:
+    """Returns the offsets of a crop's rows in a padded plane, for each top: int64 ``(tops, rows)``."""
     tops = torch.arange(-padding, height + padding - rows + 1, device="cpu")
     y = tops[:, None] + torch.arange(rows, device="cpu")
     inner = source_index(y, height, mode)
+    # Rows outside show the row of fill below the image. A row of the plane has ``stride`` numbers.
     return torch.where(y == inner, inner, height if mode == "constant" else inner) * stride
 
 
 def _sliding_windows(source: Tensor, length: int) -> Tensor:
-    """Returns a view of contiguous ``source`` with a row for each run of ``length`` elements. The rows overlap."""
-    return source.as_strided((max(0, source.numel() - length + 1), length), (1, 1))
+    """Returns a view of contiguous ``source`` with a row for each window of ``length`` elements."""
+    return source.as_strided((max(0, source.numel() - length + 1), length), (1, 1))  # rows overlap
 
 
 def crop_pixels(
@@ -247,7 +243,7 @@ def mirror_images(images: Tensor, flip: Tensor) -> Tensor:
 
 
 def _mirror_rows(pixels: Tensor, flip: Tensor) -> None:
-    """Mirrors the images with true ``flip`` among contiguous ``pixels`` ``(b, P, H, W, E)``, in place."""
+    """Mirrors planes ``(b, P, H, W, E)`` with true ``flip``, in place."""
     chosen = flip.nonzero()[:, 0]
     turned = pixels.index_select(0, chosen).flip(3)
     # index_copy_ works element by element: with wider elements there are fewer (uint8: 8 times as fast).

@@ -59,17 +59,17 @@ def find_centred_start(length: Any, cut_length: int) -> Any:
 
 
 def unmirror_left(left: Array, cut_width: Any, width: Array, flip: Array | None) -> Array:
-    """Returns where a crop of ``cut_width`` at ``left`` begins before images are mirrored.
+    """Returns where a crop of ``cut_width`` at ``left`` begins in the image before mirroring.
 
-    Images of ``width`` columns with true ``flip`` are mirrored. None mirrors nothing.
+    ``flip`` tells which images of ``width`` columns are mirrored; None mirrors nothing.
     """
     return left if flip is None else where(flip, width - cut_width - left, left)
 
 
 def with_window(crops: Crops, top: Array, left: Array, size: tuple[Any, Any]) -> Crops:
-    """Returns ``crops`` with a smaller or larger window: of ``size``, at ``top`` and ``left`` in the present window.
+    """Returns ``crops`` with a window of ``size``, at ``top`` and ``left`` in the present window.
 
-    ``size`` has numbers or arrays. Positions are those in the mirrored images.
+    The new window may be smaller or larger. ``size`` has numbers or arrays. Positions are in the mirrored images.
     """
     window = crops.window
     left = window[:, 1] + unmirror_left(left, size[1], window[:, 3], crops.flip)
@@ -79,7 +79,7 @@ def with_window(crops: Crops, top: Array, left: Array, size: tuple[Any, Any]) ->
 def visible_box(crops: Crops, name: str) -> Array:
     """Returns the box of source pixels that ``crops`` show, int64 ``(B, 4)``. ``name``: operation that will resize it.
 
-    Raises :class:`UsageError` if numpy crops are resized already or exceed the source. Two resizes cannot become one.
+    Raises :class:`UsageError` if numpy crops are already resized or exceed the source: two resizes cannot become one.
     """
     box, window = crops.box, crops.window
     outside = (window[:, :2] < 0) | (window[:, :2] + window[:, 2:] > crops.size)

@@ -32,10 +32,7 @@ class BatchBoxes(NamedTuple):
 
 
 class _ImageByImage(GeometricOperation):
-    """Crop or padding that gives images different sizes. A loader runs it image by image.
-
-    Called with a batch, raises :class:`UsageError`.
-    """
+    """Crop or padding that gives images different sizes. A loader runs it image by image."""
 
     gives_sizes: ClassVar[bool] = True
 
@@ -81,8 +78,8 @@ class RandomZoomOut(_ImageByImage):
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
         """Draws windows that contain the whole image at a random place.
 
-        With probability ``p`` their sides are longer by a ratio from ``side_range``. Otherwise they are those of the
-        image.
+        With probability ``p`` their sides are longer by a ratio from ``side_range``. Other windows are the image
+        itself.
         """
         height, width = crops.window[:, 2], crops.window[:, 3]
         low, high = self.side_range
@@ -155,14 +152,12 @@ class RandomIoUCrop(_ImageByImage):
         return crops
 
     def _draw_window(self, size: NDArray[np.int64], boxes: NDArray[np.float32], draws: Draws) -> Any:
-        """Draws top, left, height and width of one image's crop.
-
-        Returns the whole image for an option of 1 or more, and if 100 options give no crop.
-        """
+        """Draws top, left, height and width of one image's crop."""
         height, width = size.tolist()
         for attempt in range(_ROUNDS):
             draw = attempt * (1 + 4 * self.trials)
             least = self.sampler_options[int(draws.integers(len(self.sampler_options), draw)[0])]
+            # Such an option keeps the whole image.
             if least >= 1:
                 break
             uniform = draws.uniform(draw + 1, 4 * self.trials).reshape(4, -1)
@@ -179,7 +174,7 @@ class RandomIoUCrop(_ImageByImage):
             if some.any():
                 chosen = int(some.argmax())
                 return top[chosen], left[chosen], tall[chosen], wide[chosen]
-        return 0, 0, height, width
+        return 0, 0, height, width  # no option gave a crop
 
 
 @dataclass(frozen=True)
@@ -242,12 +237,10 @@ def centres_inside(boxes: NDArray[np.float32], part: NDArray[np.float32]) -> NDA
 
 
 def _box_iou(boxes: NDArray[np.float32], part: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Computes intersection over union of ``boxes`` and ``part``, float32, as torchvision's ``box_iou``.
-
-    -1 if both boxes are empty.
-    """
+    """Computes the intersection over union of ``boxes`` and ``part``, float32, as torchvision's ``box_iou``."""
     shared = (np.minimum(boxes[:, 2:], part[..., 2:]) - np.maximum(boxes[:, :2], part[..., :2])).clip(0).prod(-1)
     areas = [(each[..., 2:] - each[..., :2]).prod(-1) for each in (boxes, part)]
     with np.errstate(divide="ignore", invalid="ignore"):
+        # 0 / 0, of two empty boxes, becomes -1.
         ratio: NDArray[np.float32] = np.nan_to_num(shared / (areas[0] + areas[1] - shared), nan=-1)
     return ratio

@@ -52,7 +52,9 @@ def gamma(draws: Draws, shape: float, draw: int) -> Floats:
     Marsaglia and Tsang, "A simple method for generating gamma variables" (2000), with its boost for ``shape`` < 1. If
     all eight attempts of a record are rejected, it gets a constant near the mean.
     """
+    # For a shape below 1: Gamma(shape) is Gamma(shape + 1) * U ** (1 / shape).
     raised = shape + 1 if shape < 1 else shape
+    # Names as in the paper.
     d = raised - 1 / 3
     c = 1 / np.sqrt(9 * d)
     result = np.full(len(draws), d)

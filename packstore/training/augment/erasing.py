@@ -73,13 +73,14 @@ class RandomErasing(ProgramOperation):
 
     @property
     def _channel_values(self) -> tuple[Any, ...]:
-        """The value of each channel. A single number counts for all three."""
+        """The value of each of the three channels."""
         return tuple(self.value) if isinstance(self.value, list | tuple) else (self.value,) * 3
 
     @property
     def _count_range(self) -> tuple[int, int]:
-        """Least and greatest number of boxes. For a list of another length than two, it is (0, 0), which is invalid."""
+        """Least and greatest number of boxes."""
         if isinstance(self.count, list | tuple):
+            # A list of another length than two becomes an invalid range, which is refused.
             return tuple(self.count) if len(self.count) == 2 else (0, 0)  # type: ignore[return-value]
         return self.count, self.count
 
@@ -89,27 +90,24 @@ class RandomErasing(ProgramOperation):
         return [(Code.ERASE, ERASE_FLAGS[self.value])] if isinstance(self.value, str) else []
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
-        """Draws which images are erased, and a step for each box. Steps beyond an image's number of boxes do
-        nothing."""
+        """Draws which images are erased, and a step for each box."""
         least, most = self._count_range
         happens = chance(draws, self.p, 0)
         count = least + draws.integers(most - least + 1, 1) if most > least else np.full(len(draws), least)
+        # Steps beyond an image's number of boxes do nothing.
         boxes = [self._draw_boxes(draws, size, count, 2 + n * _DRAWS, happens & (n < count)) for n in range(most)]
         return join_programs(boxes, len(draws))
 
     def _draw_boxes(self, draws: Draws, size: Size, count: Any, draw: int, where: Any) -> Program:
-        """Draws one box for each image with true ``where``. The steps of the other images do nothing."""
+        """Draws a step for one box of each image with true ``where``."""
         program, rows = new_program(len(draws), 1), np.flatnonzero(where)
+        # Other images keep empty steps, which do nothing.
         if len(rows):
             program[rows] = self._draw_box_of_each(draws[rows], size, count[rows], draw)
         return program
 
-    def _try_boxes(self, draws: Draws, size: Size, count: Any, draw: int, first: int, attempts: int) -> Any:
-        """Draws boxes for each image: attempts ``first`` to ``first + attempts - 1``. Chooses the first that is smaller
-        than the image.
-
-        Returns heights, widths, and bool: whether a box was small enough. If not, height and width are meaningless.
-        """
+    def _draw_fitting_sizes(self, draws: Draws, size: Size, count: Any, draw: int, first: int, attempts: int) -> Any:
+        """Returns height and width of the first of ``attempts`` boxes that fits, and whether one does, per image."""
         height, width = size
         low, high = self.scale
         uniform = draws.uniform(draw + 2 * first, 2 * attempts)
@@ -117,19 +115,17 @@ class RandomErasing(ProgramOperation):
         ratio = log_uniform(uniform[1::2], *self.ratio)
         heights, widths = np.sqrt(area * ratio).round(), np.sqrt(area / ratio).round()
         fits = (heights < height) & (widths < width)
+        # If none fits, argmax is 0, and height and width are meaningless.
         chosen = fits.argmax(0)
         return *(pick_attempt(each, chosen).astype(np.int64) for each in (heights, widths)), fits.any(0)
 
     def _draw_box_of_each(self, draws: Draws, size: Size, count: Any, draw: int) -> Program:
-        """Draws one box for each image, and its values.
-
-        The step does nothing if no attempt gives a box that is smaller than the image.
-        """
+        """Draws a box for each image, and its values."""
         height, width = size
-        tall, wide, has_box = self._try_boxes(draws, size, count, draw, 0, 1)
+        tall, wide, has_box = self._draw_fitting_sizes(draws, size, count, draw, 0, 1)
         left = np.flatnonzero(~has_box)
         if len(left):  # most need one attempt only
-            others = self._try_boxes(draws[left], size, count[left], draw, 1, _ATTEMPTS - 1)
+            others = self._draw_fitting_sizes(draws[left], size, count[left], draw, 1, _ATTEMPTS - 1)
             tall[left], wide[left], has_box[left] = others
         draw += 2 * _ATTEMPTS
         bits = draws.bits(draw, 3)
@@ -143,6 +139,7 @@ class RandomErasing(ProgramOperation):
                 for c, (mean, deviation) in enumerate(zip(*IMAGENET_BYTES, strict=True))
             )
         flags = ERASE_FLAGS.get(self.value, 0) if isinstance(self.value, str) else 0
+        # Where no attempt fits, the step does nothing.
         return step(len(draws), Code.ERASE, top, left, tall, wide, *values, flags=flags, where=has_box)
 
 
@@ -192,8 +189,8 @@ class Cutout(ProgramOperation):
         return step(len(draws), Code.ERASE, *first, *sides, *colour)
 
     def _draw_start(self, draws: Draws, length: int, draw: int) -> Array:
-        """Draws the first row or column of each square along a side of ``length``. It may be negative."""
-        return draws.integers(length, draw) - self.size // 2
+        """Draws the first row or column of each square."""
+        return draws.integers(length, draw) - self.size // 2  # negative if it exceeds the image
 
     def _draw_covered(self, draws: Draws, length: int, draw: int) -> Tensor:
         """Draws which of ``length`` rows or columns each square covers, bool ``(B, length)``."""

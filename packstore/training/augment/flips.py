@@ -21,7 +21,7 @@ class RandomHorizontalFlip(GeometricOperation):
 
     Args:
         p: Probability, 0 … 1.
-        alternating: Draw in epoch 0 only. Even epochs repeat it; odd epochs mirror exactly the other images. Two
+        alternating: Even epochs repeat the draws of epoch 0, and odd epochs mirror exactly the other images. So two
             consecutive epochs show each image both ways (Keller Jordan, "94% on CIFAR-10 in 3.29 seconds on a single
             GPU", 2024).
 
@@ -38,13 +38,11 @@ class RandomHorizontalFlip(GeometricOperation):
         check_probability(self, self.p)
 
     def flip_mask(self, draws: Draws) -> Array:
-        """Draws which images to mirror, bool ``(B,)``.
-
-        If ``alternating``, even epochs return the draws of epoch 0, and odd epochs the opposite.
-        """
+        """Draws which images to mirror, bool ``(B,)``."""
         threshold = round(self.p * 2**32)
         if not self.alternating:
             return draws.bits(0) < threshold
+        # Alternating: odd epochs mirror the images that epoch 0 did not.
         first = draws.replace(epoch=0).bits(0) < threshold
         return ~first if draws.epoch % 2 else first
 
@@ -52,8 +50,7 @@ class RandomHorizontalFlip(GeometricOperation):
         return mirror_images(images, self.flip_mask(draws))
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
-        """Draws the flips as a program of one step. For :class:`RandomApply` and other operations that contain
-        operations."""
+        """Draws the flips as a program of one step, for operations such as :class:`RandomApply`."""
         return step(len(draws), Code.MIRROR, where=self.flip_mask(draws))
 
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
@@ -61,6 +58,7 @@ class RandomHorizontalFlip(GeometricOperation):
         return True
 
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
-        """Returns ``crops`` with the drawn images mirrored. Images that were mirrored already are turned back."""
+        """Returns ``crops`` with the drawn images mirrored."""
         flags = self.flip_mask(draws)
+        # A second flip turns an image back.
         return crops.replace(flip=flags if crops.flip is None else crops.flip ^ flags)

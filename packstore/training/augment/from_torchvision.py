@@ -18,11 +18,11 @@ from packstore.training.augment.steps import (
 )
 
 _NOTHING = {"ToTensor", "PILToTensor", "ToImage", "ToPureTensor"}
-"""Conversions that a loader has done already, but for the scaling of the first."""
+"""Conversions that a loader does anyway; only the first one also scales values."""
 _AFTER_FLOATS = {"RandomHorizontalFlip", "RandomVerticalFlip", "CenterCrop", "RandomCrop", "RandomErasing"}
 """Operations that can run before the conversion to floating point instead of after it."""
 _MUST_BE = {"max_size": None, "expand": False, "gain": 1}
-"""Options that packstore's operations lack, with the only value that they stand for."""
+"""Options that packstore's operations lack, with the only supported value."""
 _OTHERWISE = (
     "use PackedDataset(transform=) with torch's DataLoader, which runs it as it is, or packstore.augment.PerImage"
 )
@@ -31,8 +31,8 @@ _OTHERWISE = (
 def translate_augment(augment: Any) -> tuple[Any, dict[str, Any]]:
     """Translates torchvision's transforms in a user's ``augment=``.
 
-    Returns the list of operations, and the options of the loader that its conversions mean: ``normalize`` or ``dtype``.
-    Returns ``augment`` itself if no transform is torchvision's. Leaves transforms without a counterpart in the list.
+    Returns the list of operations, and the loader's options for its conversions: ``normalize`` or ``dtype``. Returns
+    ``augment`` itself if no transform is torchvision's. Keeps transforms without a counterpart in the list.
 
     Raises :class:`UsageError` for options of random transforms without a counterpart, and for functions after a
     conversion.
@@ -63,25 +63,20 @@ def translate_augment(augment: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _translate_conversion(step: Any, name: str) -> dict[str, Any]:
-    """Returns the loader's options for a conversion.
-
-    Raises :class:`UsageError` for a dtype that a loader does not give."""
+    """Returns the loader's options for a conversion."""
     if name == "Normalize":
         normalize = tuple([float(value) for value in values] for values in (step.mean, step.std))
         return {"normalize": normalize}
     dtype = torch.float32 if name == "ToTensor" else getattr(step, "dtype", None)
     if name in _NOTHING - {"ToTensor"} or dtype == torch.uint8:
-        return {}
+        return {}  # the loader gives such tensors anyway
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or getattr(step, "scale", True) is not True:
         raise UsageError(f"a loader has no conversion like torchvision's {step!r}; {_OTHERWISE}")
     return {"dtype": dtype}
 
 
 def _translate_step(step: Any, converted: dict[str, Any]) -> Any:
-    """Returns packstore's operation for one of torchvision's; any other step itself.
-
-    ``converted``: conversions before the step. Raises :class:`UsageError` for options of a random transform that have
-    no counterpart."""
+    """Returns packstore's operation for one of torchvision's, or any other step itself."""
     kind = type(step)
     found = getattr(ours, kind.__name__, None) if is_of_torchvision(kind) else None
     if not dataclasses.is_dataclass(found):
@@ -96,6 +91,7 @@ def _translate_step(step: Any, converted: dict[str, Any]) -> Any:
             if hasattr(step, field.name):
                 values[field.name] = _translate_value(kind.__name__, field.name, getattr(step, field.name))
         if kind.__name__ == "RandomErasing":
+            # Its colour is in the units of images after the conversions before it.
             values["value"] = _translate_colour(values["value"], converted)
         return operation(**{name: value for name, value in values.items() if value is not None})
     except UsageError as error:
@@ -107,15 +103,13 @@ def _translate_step(step: Any, converted: dict[str, Any]) -> Any:
 
 
 def _translate_value(kind: str, name: str, value: Any) -> Any:
-    """Returns an option of packstore's operation; None for its default.
-
-    Raises :class:`UsageError` for padding that differs between sides."""
+    """Returns the option of packstore's operation for a value of torchvision's; None for the default."""
     if name == "transforms":
         return [_translate_step(inner, {}) for inner in value]
     if isinstance(value, list | tuple):
         value = tuple(value)
         if name == "size" and kind == "Resize" and len(value) == 1:
-            return value[0]
+            return value[0]  # length of the shorter side
         if name == "padding" and kind == "RandomCrop":
             if len(set(value)) > 1:
                 raise UsageError(f"padding={value!r} differs between sides")
@@ -127,14 +121,13 @@ def _translate_value(kind: str, name: str, value: Any) -> Any:
 
 
 def _translate_colour(value: Any, converted: dict[str, Any]) -> Any:
-    """Returns a colour of torchvision's ``RandomErasing`` in whole values of 0 to 255, as packstore's counts.
-
-    It counts in the units of images after the conversions before it."""
+    """Returns a colour of torchvision's ``RandomErasing`` in packstore's units, 0 … 255."""
     if isinstance(value, str) or not converted:
         return value[0] if isinstance(value, tuple) and len(value) == 1 else value
     values = value if isinstance(value, tuple) else (value,)
     mean, std = converted.get("normalize", ([0.0], [1.0]))
     count = max(len(values), len(mean))
     each = [[*part] * (count // len(part)) for part in (values, mean, std)]
+    # Reverses normalization: v * std + mean is a fraction of 255.
     colour = tuple(round(min(255.0, max(0.0, 255 * (v * s + m)))) for v, m, s in zip(*each, strict=True))
     return colour if len(set(colour)) > 1 else colour[0]

@@ -72,10 +72,10 @@ class Resize(GeometricOperation):
         return crop_and_resize(images, whole, size, sampling)
 
     def size_after(self, size: Size | None) -> Size | None:
-        """Returns height and width of the results.
+        """Returns height and width of the results; None if they depend on an unknown ``size``.
 
-        If the option ``size`` is a single length, the results keep the aspect ratio of images. The longer side is
-        rounded down, to at least 1. Without the images' size, the result is None.
+        If the option ``size`` is a single length, images keep their aspect ratio, and the longer side is rounded down,
+        to at least 1.
         """
         if not isinstance(self.size, int):
             return self.size
@@ -115,7 +115,7 @@ class Resize(GeometricOperation):
 
 @dataclass(frozen=True)
 class FixedSizeOperation(GeometricOperation):
-    """Base of operations whose results have one size, whatever the size of images.
+    """Base of operations whose results all have one size.
 
     Replaces ``size`` by ``(height, width)``. Raises :class:`UsageError` if it is not positive.
     """
@@ -158,14 +158,13 @@ class CenterCrop(FixedSizeOperation):
         return images[..., top : top + rows, left : left + columns]
 
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
-        """Returns True unless an earlier crop has fewer rows or columns, or padding of another colour comes before."""
+        """Tells if no earlier crop is smaller, and any padding that is needed can follow ``before``."""
         if not crop_composes_after(self._size_pair, before):
             return False
         return fits_after_resize(self._size_pair, before) or padding_composes_after(self, 0, before)
 
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
-        """Cuts a centred window of this size from the present window. If that is smaller, the new window exceeds it.
-        Draws nothing."""
+        """Cuts a centred window of this size from the present window, which may be smaller. Draws nothing."""
         rows, columns = self._size_pair
         top, left = find_centred_start(crops.window[:, 2], rows), find_centred_start(crops.window[:, 3], columns)
         return with_window(crops.replace(fill=self.convert_colour(0)), top, left, self._size_pair)
@@ -223,20 +222,15 @@ class RandomCrop(FixedSizeOperation):
         return crop(images, top, left, self._size_pair, self.padding, self.padding_mode, fill, flip)
 
     def _draw_corners(self, size: Size, draws: Draws) -> tuple[Tensor, Tensor]:
-        """Draws top and left of the crops, int64 ``(B,)``, for images of ``size``. Negative ones begin in the padding.
-
-        Raises :class:`UsageError` if the images are too small.
-        """
+        """Draws top and left of each crop in images of ``size``, int64 ``(B,)``."""
         self._check_size(size)
         (rows, columns), padding = self._size_pair, self.padding
+        # Negative corners are in the padding.
         top = draws.integers(size[0] + 2 * padding - rows + 1, 0) - padding
         return top, draws.integers(size[1] + 2 * padding - columns + 1, 1) - padding
 
     def _check_size(self, size: Sequence[int]) -> None:
-        """Raises :class:`UsageError` if images of ``size``, with their padding, are smaller than the crop or too large.
-
-        Also raises it if they are too small to reflect them into the padding.
-        """
+        """Raises :class:`UsageError` if images of ``size`` are too small for the crop or its padding, or too large."""
         check_padding(self, (self.padding,) * 4, (size[0], size[1]))
         (rows, columns), (height, width) = self._size_pair, size
         padded = height + 2 * self.padding, width + 2 * self.padding
@@ -245,6 +239,7 @@ class RandomCrop(FixedSizeOperation):
                 f"RandomCrop: images of {height}x{width} with padding {self.padding} are smaller than the crop of "
                 f"{rows}x{columns}; use a smaller one, or more padding"
             )
+        # Reflection can add at most as many pixels as the image has.
         reach = {"reflect": min(height, width) - 1, "symmetric": min(height, width)}.get(self.padding_mode)
         if reach is not None and self.padding > reach:
             raise UsageError(
@@ -268,7 +263,7 @@ class RandomCrop(FixedSizeOperation):
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
         """Draws the position of a window within the present window and its padding.
 
-        Raises :class:`UsageError` for a numpy record that is too small. On a device, does not check. Does not check if
+        Raises :class:`UsageError` for a numpy record that is too small. Neither checks records on a device, nor if
         records are too small to reflect them into the padding.
         """
         window, padding = crops.window, self.padding
@@ -340,20 +335,20 @@ class RandomResizedCrop(FixedSizeOperation):
         return all(op.mirrors for op in before)
 
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
-        """Draws a box of each image in the arithmetic of torchvision's ``get_params``, in float64.
+        """Draws a box of each image as torchvision's ``get_params`` does, in float64.
 
-        Tries ten boxes and takes the first that fits. If none fits, takes the largest centred box that ``ratio``
-        allows. Draws the interpolation last, if it is ``"random"``.
+        Takes the first of ten boxes that fits. If none fits, takes the largest centred box that ``ratio`` allows. Draws
+        the interpolation last, if it is ``"random"``.
 
         Raises :class:`UsageError` if numpy crops are resized already, or exceed the image.
         """
         box = visible_box(crops, "RandomResizedCrop")
         height, width = box[:, 2], box[:, 3]
         here = isinstance(box, np.ndarray)
-        rows, columns, fit = self._try_boxes(draws, height, width, 0, _FIRST_ATTEMPTS if here else _ATTEMPTS)
+        rows, columns, fit = self._draw_fitting_sizes(draws, height, width, 0, _FIRST_ATTEMPTS if here else _ATTEMPTS)
         if here and not fit.all():  # most images need no more attempts; on a device, checking would make the host wait
             left = np.flatnonzero(~fit)
-            others = self._try_boxes(
+            others = self._draw_fitting_sizes(
                 draws[left], height[left], width[left], _FIRST_ATTEMPTS, _ATTEMPTS - _FIRST_ATTEMPTS
             )
             rows[left], columns[left], fit[left] = others
@@ -369,14 +364,10 @@ class RandomResizedCrop(FixedSizeOperation):
         sampling = draw_sampling(self, draws, 2 * _ATTEMPTS + 2)
         return Crops(boxes, size, join_columns([size * 0, size]), crops.flip, sampling=sampling)
 
-    def _try_boxes(
+    def _draw_fitting_sizes(
         self, draws: Draws, height: Array, width: Array, first: int, count: int
     ) -> tuple[Array, Array, Array]:
-        """Draws boxes for each image: attempts ``first`` to ``first + count - 1``.
-
-        Returns height and width of the first box that fits, and bool ``(B,)``: whether a box fits. If none does, height
-        and width are meaningless.
-        """
+        """Returns height and width of the first of ``count`` boxes that fits, and whether one does, per image."""
         low, high = self.scale
         uniform = draws.uniform(2 * first, 2 * count)
         areas = to_float64(height * width) * (uniform[0::2] * (high - low) + low)
@@ -384,6 +375,7 @@ class RandomResizedCrop(FixedSizeOperation):
         widths = to_int64(((areas * ratios) ** 0.5).round())
         heights = to_int64(((areas / ratios) ** 0.5).round())
         fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
+        # If none fits, argmax is 0, and height and width are meaningless.
         chosen = fits.argmax(0) if isinstance(fits, np.ndarray) else fits.byte().argmax(0)
         return pick_attempt(heights, chosen), pick_attempt(widths, chosen), fits.any(0)
 
@@ -392,10 +384,7 @@ class RandomResizedCrop(FixedSizeOperation):
         return sampling_indices(self.interpolation, self.antialias)
 
     def _central_box(self, height: Array, width: Array) -> tuple[Array, Array]:
-        """Returns height and width of the largest box in each image whose aspect ratio is in :attr:`ratio`.
-
-        Both are at least 1.
-        """
+        """Returns height and width of the largest box in each image whose aspect ratio is in :attr:`ratio`."""
         low, high = self.ratio
         ratio = to_float64(width) / to_float64(height)
         rows = where(ratio < low, to_int64((to_float64(width) / low).round()), height)
@@ -411,16 +400,15 @@ _FIRST_ATTEMPTS = 2
 def crop_composes_after(size: Size, before: Sequence[GeometricOperation]) -> bool:
     """Tells if a crop of ``size`` can follow the operations ``before`` in one :class:`Crops`.
 
-    It can unless an earlier crop has fewer rows or columns. A :class:`Crops` keeps only the last window, and would show
-    pixels of the image around the earlier crop instead of zeros.
+    It cannot if an earlier crop has fewer rows or columns: a :class:`Crops` keeps only the last window, which would
+    show pixels around the earlier crop instead of zeros.
     """
     crops = [op.output_size for op in before if isinstance(op, CenterCrop | RandomCrop)]
     return all(c is not None and size[0] <= c[0] and size[1] <= c[1] for c in crops)
 
 
 def fits_after_resize(size: Size, before: Sequence[GeometricOperation]) -> bool:
-    """Tells if one of the operations ``before`` resizes all images to at least ``size``, so that a crop needs no
-    padding."""
+    """Tells if an operation in ``before`` resizes all images to at least ``size``, so that a crop needs no padding."""
     for op in before:
         least = op.output_size if op.resizes else None
         if isinstance(op, Resize) and isinstance(op.size, int):

@@ -49,10 +49,7 @@ class InPlace(Operation):
 
 
 def stable_repr(fn: Any) -> str:
-    """Returns a function's ``repr``. If that contains a memory address, returns its module and name instead.
-
-    An address differs between processes.
-    """
+    """Returns the ``repr`` of a function, or its module and name if the ``repr`` contains a memory address."""
     text = repr(fn)
     if " at 0x" in text:  # an address, which another process would not have
         where: Any = fn if hasattr(fn, "__qualname__") else type(fn)
@@ -61,6 +58,6 @@ def stable_repr(fn: Any) -> str:
 
 
 def repr_on_one_line(value: Any) -> str:
-    """Returns the ``repr`` of a value, or of those in a tuple, on one line and without memory addresses."""
+    """Returns the ``repr`` of a value, or of a tuple's values, on one line without memory addresses."""
     text = ", ".join(map(stable_repr, value)) if isinstance(value, tuple) else stable_repr(value)
     return " ".join(text.split())

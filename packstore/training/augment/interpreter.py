@@ -41,7 +41,7 @@ _CHUNK_BYTES = 1 << 20
 def run_program(images: Tensor, program: Program, name: str = "", units: Units | None = None) -> Tensor:
     """Runs ``program`` on a copy of ``images``. Returns ``images`` themselves if the program does nothing.
 
-    The engine runs it on uint8 RGB on the CPU. :func:`run_by_torch` runs all others, and raises the errors.
+    The engine runs it on uint8 RGB on the CPU; otherwise :func:`run_by_torch` does, which also raises the errors.
     """
     if not program["code"].any():
         return images
@@ -81,7 +81,7 @@ def run_by_torch(images: Tensor, program: Program, name: str = "", units: Units 
         step = max(1, _CHUNK_BYTES // max(1, images[:1].nbytes))
     kept, mixed = images, images
     for column in range(program.shape[1]):
-        kinds = codes[:, column].astype(np.int64) << 32 | _mode_bits(codes[:, column], flags[:, column])
+        kinds = codes[:, column].astype(np.int64) << 32 | _group_flags(codes[:, column], flags[:, column])
         for kind in np.unique(kinds).tolist():
             code = Code(kind >> 32)
             if code == Code.IDENTITY:
@@ -92,6 +92,7 @@ def run_by_torch(images: Tensor, program: Program, name: str = "", units: Units 
                 index = torch.from_numpy(rows).to(images.device, non_blocking=True)
                 (share,) = _parameter_columns(images, program[rows, column], 0)
                 chosen = result.index_select(0, index)
+                # KEEP stores the image and begins a sum. ADD adds to the sum and restores the image. MIX shows the sum.
                 if code == Code.KEEP:
                     kept, mixed = result.clone(), torch.zeros_like(result, dtype=torch.float32)
                 if code != Code.MIX:
@@ -113,11 +114,11 @@ def run_by_torch(images: Tensor, program: Program, name: str = "", units: Units 
     return result
 
 
-def _mode_bits(codes: Steps, flags: Steps) -> NDArray[np.int64]:
-    """Returns the flags by which steps are grouped for one kernel call. For warps they leave out the fill colour."""
+def _group_flags(codes: Steps, flags: Steps) -> NDArray[np.int64]:
+    """Returns the flags by which steps are grouped for a kernel call."""
     low = flags.astype(np.int64) & 0xFFFFFFFF
     warped = (codes == Code.AFFINE) | (codes == Code.PERSPECTIVE)
-    return np.where(warped, low & 0xFF, low)
+    return np.where(warped, low & 0xFF, low)  # a warp's kernel takes a fill colour per image
 
 
 def check_pixels(
@@ -130,8 +131,8 @@ def check_pixels(
     - Codes in :data:`_ANY_DTYPE` take all images, but permuting needs three channels.
     - Erasing with random values (``flags`` are not 0) needs RGB: uint8, or normalised images with ``units``.
 
-    A policy supports only uint8 RGB, even if ``code`` supports more. It is recognised by "Aug" in ``name``. The message
-    says how to load other images. ``mode``: name of the images' mode, for the message.
+    A policy, recognised by "Aug" in ``name``, supports only uint8 RGB. The message says how to load other images.
+    ``mode`` is the name of the images' mode, for the message.
     """
     normalised = units is not None and channels == 3
     random_erasing = code == Code.ERASE and flags != 0 and not normalised
@@ -166,7 +167,7 @@ def check_pixels(
 
 
 def _parameter_columns(images: Tensor, steps: Steps, *places: int) -> list[Tensor]:
-    """Returns parameters number ``places`` of the steps, each as float32 ``(B, 1, 1, 1)`` on the images' device."""
+    """Returns parameters number ``places`` of the steps, each float32 ``(B, 1, 1, 1)`` on the images' device."""
     values = torch.from_numpy(np.ascontiguousarray(steps["p"][:, list(places)].T)).to(images.device, non_blocking=True)
     return [each[:, None, None, None] for each in values]
 
@@ -178,14 +179,15 @@ def _join_seeds(steps: Steps, first: int) -> NDArray[np.int64]:
 
 
 def _with_parameters(kernel: Callable[..., Tensor], *places: int) -> Callable[[Tensor, Steps], Tensor]:
-    """Wraps a kernel as a function of images and steps. The kernel gets parameters number ``places`` of the steps."""
+    """Wraps a kernel as a function of images and steps; parameters number ``places`` become its arguments."""
     return lambda images, steps: kernel(images, *_parameter_columns(images, steps, *places))
 
 
 def _run_blur(images: Tensor, steps: Steps) -> Tensor:
-    """Returns images blurred by the kernel sizes and deviations in ``steps``. Calls the kernel once per kernel size."""
+    """Blurs images with the kernel sizes and deviations in ``steps``."""
     sizes = steps["p"][:, :2].astype(np.int64)
     result = torch.empty_like(images)
+    # A call of the kernel has one size.
     for size in np.unique(sizes, axis=0).tolist():
         rows = np.flatnonzero((sizes == size).all(1))
         index = torch.from_numpy(rows).to(images.device, non_blocking=True)
@@ -195,11 +197,9 @@ def _run_blur(images: Tensor, steps: Steps) -> Tensor:
 
 
 def _run_noise(images: Tensor, steps: Steps) -> Tensor:
-    """Adds noise by the means, deviations and seeds in ``steps``.
-
-    The steps have equal flags. Flag 0 wraps results around at 256; other flags clip them to 0 … 255.
-    """
+    """Adds noise with the means, deviations and seeds in ``steps``."""
     mean, sigma = _parameter_columns(images, steps, 0, 1)
+    # All steps have equal flags: 0 wraps results around at 256, others clip them.
     return warps.add_noise(images, mean, sigma, _join_seeds(steps, 2), bool(steps["flags"][0]))
 
 
@@ -210,9 +210,9 @@ def _run_permutation(images: Tensor, steps: Steps) -> Tensor:
 
 
 def _run_erasing(images: Tensor, steps: Steps, units: Units | None) -> Tensor:
-    """Overwrites the boxes in ``steps`` with their colours, or with random pixels for flag 1. The steps have equal
-    flags."""
+    """Overwrites the boxes in ``steps`` with colours or random pixels."""
     boxes, flags = steps["p"][:, :4].astype(np.int64), steps["flags"][0]
+    # All steps have equal flags.
     if flags == 1:
         return warps.erase_with_noise(images, boxes, _join_seeds(steps, 4), units)
     return warps.erase_boxes(images, boxes, steps["p"][:, 4:7], units)

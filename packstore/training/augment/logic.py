@@ -58,10 +58,7 @@ def draw_programs(parts: Sequence[Any], draws: Draws, size: Size) -> list[Progra
 
 
 class _OperationGroup(ProgramOperation):
-    """Operation that runs other operations, its ``transforms``, on all or some of the images.
-
-    Called with a batch, raises :class:`UsageError` if there are crops or resizes among them.
-    """
+    """Operation that runs other operations, its ``transforms``, on all or some of the images."""
 
     transforms: Sequence[Any]
 
@@ -82,11 +79,10 @@ class _OperationGroup(ProgramOperation):
 
     @abstractmethod
     def choose_rows(self, draws: Draws) -> Sequence[NDArray[np.bool_]]:
-        """Draws which records each operation of ``transforms`` runs for: a bool ``(B,)`` for each operation."""
+        """Draws the records that each of ``transforms`` runs for: a bool ``(B,)`` for each operation."""
 
     def assign_rows(self, draws: Draws, rows: NDArray[np.bool_]) -> Iterator[tuple[Any, Draws, NDArray[np.bool_]]]:
-        """Yields the operations of ``transforms`` in order, each with its draws and a bool ``(B,)``: the records it
-        runs for.
+        """Yields each operation of ``transforms`` with its draws and the records it runs for, bool ``(B,)``.
 
         Args:
             draws: Draws of the records, numpy.
@@ -146,9 +142,9 @@ class RandomApply(_OperationGroup):
         object.__setattr__(self, "transforms", parse_operations(self, self.transforms))
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
-        """Joins the programs of all operations. Images for which they do not run get an empty program."""
+        """Joins the programs of all operations."""
         program = join_programs(draw_programs(self.transforms, draws, size), len(draws))
-        program[~chance(draws, self.p, 0)] = 0
+        program[~chance(draws, self.p, 0)] = 0  # images without them
         return program
 
     def choose_rows(self, draws: Draws) -> Sequence[NDArray[np.bool_]]:
@@ -234,15 +230,14 @@ class RandomOrder(_OperationGroup):
 
 
 def _compose_sizes(parts: Sequence[Any], size: Size | None) -> Size | None:
-    """Returns the size of images after all ``parts``, one after the other. None if results may differ in size."""
+    """Returns the size of images after all ``parts``; None if results may differ in size."""
     for part in parts:
         size = part.size_after(size)
     return size
 
 
 def draw_choice(draws: Draws, count: int, weights: Sequence[float] | None, draw: int) -> Any:
-    """Draws a number below ``count`` per record, int64 ``(B,)``, in proportion to ``weights``. Without weights all are
-    equally likely."""
+    """Draws a number below ``count`` per record, int64 ``(B,)``, with probabilities in proportion to ``weights``."""
     if weights is None:
         return draws.integers(count, draw)
     limits = np.cumsum(np.asarray(weights, np.float64))

@@ -40,7 +40,7 @@ class MixedLabels(NamedTuple):
 
 
 class _Mixer(CheckedArguments):
-    """Method of mixing two images. Raises :class:`UsageError` unless ``alpha`` is a positive number."""
+    """Method of mixing two images, with a positive ``alpha``."""
 
     alpha: float
 
@@ -146,7 +146,7 @@ class BatchMixer(CheckedArguments):
     def draw_mix(self, draws: Draws, size: tuple[int, int]) -> DrawnMix:
         """Draws how a batch is mixed. Rows that are not mixed get the share 1.
 
-        If a box is cut off at the border of the image, the share grows by what is cut off.
+        A box is cut off at the border of the image, and the share grows accordingly.
 
         Args:
             draws: Draws of the batch's records, numpy.
@@ -201,15 +201,13 @@ class BatchMixer(CheckedArguments):
         return labels[partners].mul_(rest[:, None]).add_(labels.mul(share[:, None]))
 
     def _one_hot(self, labels: Tensor, classes: int | None) -> Tensor:
-        """Converts labels to smoothed probabilities of classes, ``(B, classes)``.
-
-        Raises :class:`UsageError` if ``classes`` is None. On the CPU, also raises it for a label that is no class.
-        """
+        """Converts labels to smoothed probabilities of classes, float32 ``(B, classes)``."""
         if classes is None:
             raise UsageError("mix=: the store has no class names to count; say BatchMixer([...], num_classes=…)")
         off = self.label_smoothing / classes
         result = torch.full((len(labels), classes), off, device=labels.device, dtype=torch.float32)
         known = (labels >= 0) & (labels < classes)
+        # On a device, a check would make the host wait.
         if labels.device.type == "cpu" and not bool(known.all()):
             raise UsageError(f"mix=: a label is {int(labels[~known][0])}, and there are {classes} classes")
         return result.scatter_(1, labels[:, None], 1.0 - self.label_smoothing + off)
@@ -261,11 +259,11 @@ class DrawnMix:
 
 
 def parse_mix(mix: Any) -> BatchMixer | Mosaic | None:
-    """Converts a user's ``mix=``. One mixer or a list of mixers becomes a :class:`BatchMixer`; an empty list becomes
-    None.
+    """Converts a user's ``mix=`` to a :class:`BatchMixer`. None, :class:`BatchMixer` and :class:`Mosaic` stay
+    unchanged.
 
-    Returns None, :class:`BatchMixer` and :class:`Mosaic` unchanged. Raises :class:`UsageError` for anything else, with
-    the counterpart of a mixer of torchvision or timm.
+    An empty list becomes None. Raises :class:`UsageError` for anything else, with the counterpart of a mixer of
+    torchvision or timm.
     """
     if mix is None or isinstance(mix, BatchMixer | Mosaic):
         return mix
@@ -282,8 +280,7 @@ def parse_mix(mix: Any) -> BatchMixer | Mosaic | None:
 
 
 def describe_mix(mixer: Any) -> str | None:
-    """Returns the ``mix=`` for a mixer of packstore, torchvision or timm, or for a list of such mixers; None for
-    anything else."""
+    """Returns the ``mix=`` for one or more mixers of packstore, torchvision or timm; None for anything else."""
     if isinstance(mixer, list | tuple) and len(mixer) == 1:
         return describe_mix(mixer[0])
     if isinstance(mixer, BatchMixer | Mosaic):
@@ -297,10 +294,10 @@ def describe_mix(mixer: Any) -> str | None:
 
 
 def _read_mixer(mixer: Any) -> tuple[list[tuple[str, float]], dict[str, Any]]:
-    """Returns names and alphas of the mixers that ``mixer`` draws from, and options of :class:`BatchMixer`; no names
-    for anything but a mixer."""
+    """Returns names and alphas of the mixers that ``mixer`` draws from, and options of :class:`BatchMixer`."""
     libraries = ("packstore.training.augment.mixing", "torchvision.transforms", "timm.data.mixup")
     names = {kind.__name__ for kind in type(mixer).__mro__ if kind.__module__.startswith(libraries)}
+    # Names of classes are compared, because neither library needs to be installed.
     if own := names & {"MixUp", "CutMix"}:
         return [(own.pop(), mixer.alpha)], {"num_classes": getattr(mixer, "num_classes", None)}
     if "Mixup" in names:
@@ -317,6 +314,7 @@ def _read_mixer(mixer: Any) -> tuple[list[tuple[str, float]], dict[str, Any]]:
     chosen = getattr(mixer, "transforms", ()) if is_choice else mixer if isinstance(mixer, list | tuple) else ()
     found = [_read_mixer(each) for each in chosen]
     if not found or any(len(alphas) != 1 for alphas, _ in found):
+        # No mixer, or a choice of something else.
         return [], {}
     weights = getattr(mixer, "p", None)
     classes = (options.get("num_classes") for _, options in found)

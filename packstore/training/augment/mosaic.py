@@ -160,21 +160,13 @@ class Tiles:
     def _join_rows(
         self, column: Column, values: Any, kept: NDArray[np.bool_] | None, moves: _TileMoves
     ) -> tuple[list[Tensor], NDArray[np.bool_] | None]:
-        """Joins the rows of each mosaic's images, and moves rows that have coordinates.
-
-        Returns the rows of each mosaic, and a mask of those kept; None if all are.
-
-        Args:
-            column: The column.
-            values: Its rows of each image of the batch.
-            kept: Mask of the rows to keep, of all tiles; None keeps all.
-            moves: Moves rows with the tiles.
-        """
+        """Returns the rows of a column in each mosaic, and a mask of kept rows of all tiles, None if all are kept."""
         if not self.tiles:
             return [], None
         of_tiles = [values[source] for tiles in self.tiles for source, _, _ in tiles]
         joined = torch.cat(of_tiles)
         tiles = np.repeat(np.arange(len(of_tiles)), [len(rows) for rows in of_tiles])
+        # A row is kept unless ``kept`` or its own new place drops it.
         if column.traits.moves:
             moved, own = column.traits.move_rows(column, joined.cpu().numpy(), tiles, moves)
             joined = torch.from_numpy(moved).to(joined.device)
@@ -190,12 +182,11 @@ class Tiles:
 class _TileMoves:
     """Moves rows of columns with the tiles of mosaics, see :class:`~packstore.core.column_types.forms.RowMoves`.
 
-    Rows belong to tiles instead of images: tiles count from 0 through all mosaics.
+    Its ``images`` are tiles, counted through all mosaics.
     """
 
     def __init__(self, mosaics: Tiles, min_area: float, min_visible: float) -> None:
-        """``min_area`` and ``min_visible`` are limits of kept boxes, as for
-        :func:`packstore.training.augment.targets.place_boxes`."""
+        """Takes the limits of kept boxes, as :func:`packstore.training.augment.targets.place_boxes` does."""
         height, width = mosaics.size
         self._limit = np.array([width, height], np.float32)
         self._shift = np.array([(left, top) for tiles in mosaics.tiles for _, top, left in tiles], np.float32)
@@ -203,7 +194,7 @@ class _TileMoves:
         self._min_visible = min_visible
 
     def move_boxes(self, boxes: Floats, images: Numbers) -> tuple[Floats, NDArray[np.bool_]]:
-        """Moves boxes and clips them to their mosaics. Boxes whose clipped area is below the limits are not kept."""
+        """Moves boxes and clips them to their mosaics. Tells which of them reach the limits."""
         shift, limit = np.tile(self._shift[images], 2), np.tile(self._limit, 2)
         with np.errstate(over="ignore", invalid="ignore"):  # of boxes near the limit of float32, or with NaN
             moved = (boxes + shift).clip(0, limit)
@@ -211,15 +202,12 @@ class _TileMoves:
             return moved, (area >= self._min_area) & (area >= self._min_visible * box_areas(boxes))
 
     def move_points(self, points: Floats, images: Numbers) -> Floats:
-        """Moves points.
-
-        Points with visibility become zeros if that is 0 or they leave the mosaic, as in
-        :func:`packstore.training.augment.targets.place_points`.
-        """
+        """Moves points; with visibility, hidden points and points outside the mosaic become zeros."""
         moved = points.copy()
         moved[..., :2] += self._shift[images].reshape(-1, *(1,) * (points.ndim - 2), 2)
         if points.shape[-1] == 3:
             places = moved[..., :2]
+            # As in place_points.
             shown = ((places > -1) & (places < self._limit)).all(-1) & (points[..., 2] != 0)
             moved[~shown] = 0
         return moved
@@ -228,9 +216,8 @@ class _TileMoves:
 def check_columns(columns: Sequence[Column], collate: Mapping[str, Any]) -> None:
     """Raises :class:`UsageError` for columns that mosaics cannot join.
 
-    - Labels and further images of a whole record.
-    - Volumes and clips.
-    - Columns that mosaics join to lists, if ``collate`` names them.
+    - Labels and other images of a whole record. - Volumes and clips. - Columns that mosaics join to lists, if
+    ``collate`` names them.
     """
     objects = {column.name for column in columns if column.traits.rows_are_objects}
     for column in columns:

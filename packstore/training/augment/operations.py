@@ -40,8 +40,7 @@ def plan_operations(ops: Sequence[GeometricOperation], sizes: NDArray[np.int64],
 
 
 def plan_each(ops: Sequence[GeometricOperation], sizes: NDArray[np.int64], draws: Draws) -> list[Crops]:
-    """Draws the crops of images after each of ``ops``. The first crops in the list show whole images, before any
-    operation.
+    """Draws the crops of images after each of ``ops``. The first crops in the list show whole images.
 
     Args:
         ops: The first part of :func:`split_operations`.
@@ -60,8 +59,7 @@ def plan_each(ops: Sequence[GeometricOperation], sizes: NDArray[np.int64], draws
 def apply_operations(ops: Sequence[Step], images: Tensor, draws: Draws, first: int = 0) -> Tensor:
     """Applies ``ops`` to ``images`` ``(B, C, H, W)``, one after another, and returns the result.
 
-    ``first``: index of ``ops[0]`` in the user's list. Each operation draws its random numbers by its index in that
-        list.
+    ``first``: index of ``ops[0]`` in the user's list. An operation's random numbers depend on its index in that list.
     """
     place = 0
     while place < len(ops):
@@ -70,6 +68,7 @@ def apply_operations(ops: Sequence[Step], images: Tensor, draws: Draws, first: i
         if not isinstance(op, Operation):
             images = op(images)
         elif isinstance(op, RandomCrop):
+            # The crop mirrors for a flip that follows, so that each pixel is read and written once.
             flip = _flip_mask_after(ops, place, draws, first)
             images = op(images, here, flip)
             place += flip is not None
@@ -79,10 +78,7 @@ def apply_operations(ops: Sequence[Step], images: Tensor, draws: Draws, first: i
 
 
 def _flip_mask_after(ops: Sequence[Step], place: int, draws: Draws, first: int) -> Any:
-    """Draws which images a horizontal flip at ``place`` mirrors. Returns None if there is no horizontal flip.
-
-    The crop before the flip mirrors these images, to read and write each pixel only once.
-    """
+    """Draws which images a horizontal flip at ``place`` mirrors; None if there is no such flip."""
     if place == len(ops) or not isinstance(flip := ops[place], RandomHorizontalFlip):
         return None
     return flip.flip_mask(draws.replace(stream=first + place))
@@ -121,8 +117,9 @@ def split_operations(
 
 
 def need_one_by_one(ops: Sequence[Step], planned: int, size: Size | None) -> bool:
-    """Tells if images must be augmented one by one, because operations give them different sizes, or a function per
-    image gets them in different sizes.
+    """Tells if images must be augmented one by one.
+
+    They must if operations give them different sizes, or if a function per image gets them in different sizes.
 
     Args:
         ops: The user's list.
@@ -169,7 +166,7 @@ def too_large_error(size: Size) -> UsageError:
 
 
 def write_crop(pixels: NDArray[Any], crops: Crops, index: int, out: NDArray[Any]) -> None:
-    """Resizes, crops and mirrors the pixels of one box, as ``crops`` say for image ``index``, into ``out``.
+    """Writes image ``index`` into ``out``: the pixels of its box, resized, cropped and mirrored as in ``crops``.
 
     Args:
         pixels: ``(h, w, C)``, the box's pixels or a smaller version of them. Strides must not be negative.

@@ -24,8 +24,8 @@ _OPAQUE = (*_GENERATORS, types.ModuleType, type, torch.Tensor, np.ndarray, str, 
 def find_generators(fn: Callable[..., Any]) -> list[Any]:
     """Lists the random generators that a function reaches, each once, always in the same order.
 
-    Follows closures, defaults, the globals that its code names, attributes and containers: a transform of
-    albumentations has two generators in its attributes.
+    Follows closures, defaults, globals named in the code, attributes and containers. A transform of albumentations, for
+    example, has two generators in its attributes.
     """
     found: dict[int, Any] = {}
     seen: set[int] = {id(torch.default_generator), *_OF_PROCESS}
@@ -76,7 +76,7 @@ def _list_parts(part: Any) -> list[Any]:
 
 
 def _list_names(code: types.CodeType) -> Iterator[str]:
-    """Yields the names of globals and attributes in a function's code, and in functions within it."""
+    """Yields the names of globals and attributes in a function's code, including functions within it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

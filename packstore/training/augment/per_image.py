@@ -97,14 +97,13 @@ class PerImage(Operation):
 
     @cached_property
     def runs_in_threads(self) -> bool:
-        """True if decoding threads may call the function. Its random numbers then come from a generator of this
-        class."""
+        """True if decoding threads may call the function, with random numbers from a generator of this class."""
         return self.generator or self.threads or all(map(_draws_from_torch, iterate_parts(self.fn)))
 
     def call_each(self, images: Iterable[Tensor], draws: Draws) -> list[Tensor]:
-        """Calls the function with a copy of each image, a record of ``draws``. Thread-safe.
+        """Calls the function with a copy of each image. Thread-safe.
 
-        A torch generator with the image's seed is passed as ``generator``, or replaces torch's own during the call.
+        A torch generator, seeded for the record in ``draws``, is passed as ``generator`` or replaces torch's own.
         """
         results = []
         for image, seed, record in zip(images, draws.bits(0).tolist(), draws.records, strict=True):
@@ -117,7 +116,7 @@ class PerImage(Operation):
         return results
 
     def _call_function(self, image: Tensor, record: Any, **options: Any) -> Tensor:
-        """Calls the function with a copy of the image of a record, whose id is ``record``."""
+        """Calls the function with a copy of an image, and marks errors with its ``record``."""
         try:
             return self.fn(image.clone(), **options)
         except Exception as error:
@@ -125,12 +124,9 @@ class PerImage(Operation):
             raise
 
     def _call_seeded(self, images: Tensor, draws: Draws) -> list[Tensor]:
-        """Calls the function with a copy of each image, a record of ``draws``.
-
-        Seeds the process's generators of torch, numpy and Python before each call, and restores them in the end.
-        """
+        """Calls the function with a copy of each image, after seeding torch, numpy and Python for its record."""
         cuda = [images.device] if images.device.type == "cuda" else []
-        own = find_generators(self.fn)
+        own = find_generators(self.fn)  # seeded, but not restored
         numpys, pythons = np.random.get_state(), random.getstate()
         results = []
         try:
@@ -150,8 +146,7 @@ class PerImage(Operation):
         return results
 
     def stack_results(self, results: Sequence[Any]) -> Tensor:
-        """Stacks results of the function to a batch. Raises :class:`UsageError` unless they are tensors of one
-        shape."""
+        """Stacks results of the function to a batch. Raises :class:`UsageError` unless all are tensors of one shape."""
         for result in results:
             if not isinstance(result, Tensor) or result.shape != results[0].shape:
                 found = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
@@ -161,30 +156,25 @@ class PerImage(Operation):
 
 _FIRST_VERSION = ("torchvision.transforms.transforms", "torchvision.transforms.autoaugment")
 _OTHERS = {"Lambda", "RandomChoice", "RandomOrder", "RandomTransforms"}
-"""Transforms of those modules that call user functions, or draw from Python's generator."""
+"""Transforms of these modules that call user functions or draw from Python's generator."""
 
 
 def _draws_from_torch(part: Any) -> bool:
-    """Tells if a function is known to draw random numbers from torch alone.
-
-    - torchvision's transforms: True, except ``Lambda`` and those that draw from Python's generator.
-    - :class:`InPlace`: True. The caller tests the function in it separately.
-    - Others: False.
-    """
+    """Tells if a function is known to draw random numbers from torch alone."""
     name, module = type(part).__name__, type(part).__module__
     if isinstance(part, InPlace):
-        return True
+        return True  # the function in it is tested separately
     if module.startswith("torchvision.transforms.v2."):
-        return name != "Lambda"
+        return name != "Lambda"  # which calls a user's function
     return module in _FIRST_VERSION and name not in _OTHERS
 
 
 def _takes_generator(fn: Callable[..., Any]) -> bool:
-    """Tells if a function can be called with ``generator=``. True if its signature is unknown."""
+    """Tells if a function can be called with ``generator=``."""
     while isinstance(fn, InPlace):
         fn = fn.fn
     try:
         parameters = inspect.signature(fn.forward if isinstance(fn, torch.nn.Module) else fn).parameters
     except (TypeError, ValueError):
-        return True
+        return True  # the signature is unknown
     return "generator" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())

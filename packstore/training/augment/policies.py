@@ -46,10 +46,9 @@ _WIDE = {
 
 @lru_cache(256)
 def compute_magnitudes(name: str, bins: int, size: Size, policy: str) -> Magnitudes | None:
-    """Computes the ``bins`` magnitudes of an operation for images of ``size``, in float32 as torchvision. Returns
-    float64.
+    """Computes the ``bins`` magnitudes of an operation for images of ``size``; None if it has no magnitudes.
 
-    Returns None for an operation without magnitudes. Cached.
+    Computed in float32 as in torchvision, returned as float64. Cached.
 
     Args:
         name: Torchvision's name.
@@ -70,14 +69,10 @@ def compute_magnitudes(name: str, bins: int, size: Size, policy: str) -> Magnitu
 
 
 def _largest_magnitude(name: str, length: int, policy: str) -> float:
-    """Returns the largest magnitude of an operation, for other policies than ``"wide"``.
-
-    - Translations: in pixels, for a side of ``length`` pixels.
-    - Rotations: in degrees.
-    - Others: a share.
-    """
+    """Returns the largest magnitude of an operation, for other policies than ``"wide"``."""
     if name.startswith("Translate"):
-        return length / 3.0 if policy == "mix" else 150.0 / 331.0 * length
+        return length / 3.0 if policy == "mix" else 150.0 / 331.0 * length  # pixels
+    # Rotations are in degrees, others are shares.
     return {"ShearX": 0.3, "ShearY": 0.3, "Rotate": 30.0}.get(name, 0.9)
 
 
@@ -111,7 +106,7 @@ def write_steps(
 
 
 def _warp_matrix(name: str, magnitude: Any, size: Size) -> NDArray[np.float64]:
-    """Computes the matrices of an operation that moves pixels. They map pixels of the result to the source."""
+    """Computes matrices ``(k, 6)`` of an operation that moves pixels, from the result to the source."""
     count, (height, width) = len(magnitude), size
     if name == "Rotate":
         return inverse_rotation(count, magnitude)
@@ -124,7 +119,7 @@ def _warp_matrix(name: str, magnitude: Any, size: Size) -> NDArray[np.float64]:
 
 
 class _Policy(Operation):
-    """Base of policies. Raises :class:`UsageError` for an unknown interpolation or an invalid fill of warps."""
+    """Base of policies. Checks interpolation and fill of warps."""
 
     interpolation: str
     fill: Any
@@ -136,9 +131,7 @@ class _Policy(Operation):
 
     @property
     def possible_steps(self) -> Collection[tuple[Code, int]]:
-        """Saturation, which stands for all steps: :func:`check_pixels` then refuses images that a policy does not
-        support.
-        """
+        """Saturation, which stands for all steps: it is refused for all images that a policy does not support."""
         return [(Code.SATURATION, 0)]
 
     def __post_init__(self) -> None:
@@ -147,28 +140,19 @@ class _Policy(Operation):
 
     @property
     def _warp_flags(self) -> int:
-        """The policy's interpolation and fill colour, packed into the ``flags`` of a warp in a program."""
+        """Interpolation and fill colour, packed into the ``flags`` of a warp."""
         return int(pack_warp_flags(INTERPOLATIONS.index(self.interpolation), parse_fill(self, self.fill)))
 
     def _select_steps(
         self,
         names: Sequence[str],
-        policy: tuple[str, int],
+        policy: tuple[str, int],  # name, number of magnitudes
         size: Size,
-        chosen: NDArray[np.int64],
-        level: NDArray[np.int64] | int,
+        chosen: NDArray[np.int64],  # indices in names
+        level: NDArray[np.int64] | int,  # numbers of magnitudes
         negative: NDArray[np.bool_],
     ) -> Program:
-        """Looks up the steps of operations in a table. The result has the shape of ``chosen``.
-
-        Args:
-            names: Names of the operations.
-            policy: Name of the policy, and its number of magnitudes.
-            size: Height and width of the images.
-            chosen: Index in ``names`` of each operation.
-            level: Number of the magnitude of each operation, or of all.
-            negative: Which magnitudes are negated.
-        """
+        """Looks up the steps of the ``chosen`` operations in a table by magnitude and sign."""
         table = tabulate_steps(tuple(names), policy, size, self._warp_flags)
         steps: Program = table[chosen, level, negative.astype(np.int64)]
         return steps
@@ -176,8 +160,7 @@ class _Policy(Operation):
 
 @lru_cache(32)
 def tabulate_steps(names: tuple[str, ...], policy: tuple[str, int], size: Size, flags: int) -> Program:
-    """Builds the table of steps of operations, ``(names, bins, 2)``: by name, magnitude and sign. Positive comes first.
-    Cached.
+    """Builds the steps of operations by name, magnitude and sign: ``(names, bins, 2)``, positive first. Cached.
 
     Args:
         names: Torchvision's names.
@@ -389,8 +372,7 @@ def draw_chain_weights(draws: Draws, alpha: float, chains: int) -> NDArray[np.fl
 
 
 def mix_chains(chains: Sequence[Program], weights: NDArray[np.float32]) -> Program:
-    """Joins the programs of ``chains`` to one program. It runs each chain on the image itself, and sums image and
-    results.
+    """Joins the programs of ``chains`` to one that sums the image and the results of all chains on it.
 
     ``weights``: weights of the sum, as from :func:`draw_chain_weights`.
     """

@@ -36,7 +36,7 @@ class ProgramOperation(Operation):
 
     @property
     def possible_steps(self) -> Collection[tuple[Code, int]]:
-        """Code and flags of each step that programs may contain and that not all images support.
+        """Code and flags of each possible step that some images do not support.
 
         By default empty: then :func:`run_program` raises the error, in the first batch with such a step.
         """
@@ -62,8 +62,7 @@ class ProgramOperation(Operation):
 
 
 def operation_name(operation: Any) -> str:
-    """Returns the name of an operation's class, with the operations that it contains:
-    ``RandomApply([ColorJitter])``."""
+    """Returns the name of an operation's class and of the operations in it: ``RandomApply([ColorJitter])``."""
     parts = getattr(operation, "transforms", ())
     return type(operation).__name__ + (f"([{', '.join(map(operation_name, parts))}])" if parts else "")
 
@@ -74,10 +73,10 @@ def list_possible_steps(part: Any) -> Collection[tuple[Code, int]]:
 
 
 def refuse_unsupported(operations: Sequence[Any], dtype: torch.dtype, channels: int, mode: str) -> None:
-    """Raises :class:`UsageError` for an operation that may draw a step that images do not support, however rarely, and
-    for a colour with another number of channels.
+    """Raises :class:`UsageError` for operations and colours that images do not support.
 
-    Ends at the first function of the user, which may convert the images.
+    Refuses an operation even if it rarely draws an unsupported step. Stops at the first user function, which may
+    convert the images.
 
     Args:
         operations: The user's list.
@@ -96,9 +95,10 @@ def refuse_unsupported(operations: Sequence[Any], dtype: torch.dtype, channels: 
 
 
 def check_colours(operation: Any, channels: int, mode: str) -> None:
-    """Raises :class:`UsageError` if a colour of an operation, or of one inside it, is no pixel of images of a mode.
+    """Raises :class:`UsageError` if a colour of an operation, or of one inside it, does not fit images of a mode.
 
-    It has another number of channels then, or values beyond 0 … 255 (of 16 bits, 65,535)."""
+    It should be a number, or one for each channel, within 0 … 255 (0 … 65,535 for 16 bits).
+    """
     white = parse_mode(mode).white
     for part in getattr(operation, "transforms", ()):
         check_colours(part, channels, mode)
@@ -148,7 +148,7 @@ def parse_range(operation: Any, name: str, pair: Any, low: float, high: float) -
 def can_draw_program(part: Any) -> bool:
     """Tells if an entry of a user's list can draw a program.
 
-    These are flips, and each :class:`ProgramOperation` without crops and resizes in it.
+    True for flips, and for a :class:`ProgramOperation` without crops and resizes in it.
     """
     return isinstance(part, Operation) and callable(getattr(part, "draw_program", None)) and not contains_geometry(part)
 
@@ -160,9 +160,9 @@ def contains_geometry(part: Any) -> bool:
 
 
 def parse_fill(operation: Operation, fill: Any, deep: bool = False) -> tuple[int, int, int] | None:
-    """Converts a fill colour, a number or three, to three bytes. Rounds them. Returns None for None.
+    """Converts a fill colour, a number or three, to three rounded bytes; None stays None.
 
-    ``deep``: accept one number of 24 bits with its sign, too, for images of more than 8 bits.
+    ``deep``: also accept one signed number of 24 bits, for images of more than 8 bits.
 
     Raises :class:`UsageError` for other values.
     """

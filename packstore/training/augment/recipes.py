@@ -33,7 +33,7 @@ IMAGENET_MEAN = (124, 116, 104)
 
 @dataclass(frozen=True)
 class _RecipeDefinition:
-    """Definition of a recipe. Its operations are created on demand.
+    """Definition of a recipe, whose operations are created on demand.
 
     Attributes:
         make: Makes the list of operations, or a dict of views.
@@ -84,7 +84,7 @@ def _format_operations(operations: Any, indent: str) -> str:
 
 
 def _define_timm_rsb(size: int, policy: str, mixup: float, smoothing: float) -> _RecipeDefinition:
-    """Defines a recipe of "ResNet strikes back". The recipes differ only in these four arguments."""
+    """Defines a recipe of "ResNet strikes back"."""
     return _RecipeDefinition(
         lambda: [RandomResizedCrop(size, interpolation="random"), RandomHorizontalFlip(), make_timm_augment(policy)],
         "Wightman, Touvron, Jégou, 'ResNet strikes back' (2021), table 2; timm 1.0, data/transforms_factory.py",
@@ -105,11 +105,7 @@ def _make_deit3() -> list[Step]:
 def _make_self_supervised_view(
     crop: RandomResizedCrop, jitter: tuple[float, float, float, float], kernel: int, blur: float, solarize: float = 0.0
 ) -> list[Step]:
-    """Creates the operations of a self-supervised view: ``crop``, flip, colour jitter, gray, blur, solarisation.
-
-    ``kernel``: side of the blur's kernel.
-    ``blur``, ``solarize``: probabilities. With 0, solarisation is left out.
-    """
+    """Creates the operations of a self-supervised view; ``blur`` and ``solarize`` are probabilities."""
     operations: list[Step] = [
         crop,
         RandomHorizontalFlip(),
@@ -127,10 +123,8 @@ _JITTER = (0.4, 0.4, 0.2, 0.1)
 
 
 def _make_dino_views(large: float, kernel: int) -> dict[str, tuple[int, list[Step]]]:
-    """Creates the views of DINO: two large crops and eight small ones.
-
-    ``large``: smallest share of the area for large crops, and largest for small ones.
-    """
+    """Creates the views of DINO: two large crops and eight small ones."""
+    # A large crop shows at least the share ``large`` of the area, a small one at most.
     whole = RandomResizedCrop(224, scale=(large, 1.0), interpolation="bicubic")
     part = RandomResizedCrop(96, scale=(0.05, large), interpolation="bicubic")
     return {
@@ -141,7 +135,7 @@ def _make_dino_views(large: float, kernel: int) -> dict[str, tuple[int, list[Ste
 
 
 def _make_byol_views(interpolation: str) -> dict[str, tuple[int, list[Step]]]:
-    """Creates the two views of BYOL: equal crops, with different probabilities of blur and solarisation."""
+    """Creates the two views of BYOL, which differ in their probabilities of blur and solarisation."""
     crop = RandomResizedCrop(224, interpolation=interpolation)
     return {
         "first": (1, _make_self_supervised_view(crop, _JITTER, 23, 1.0)),

@@ -21,8 +21,10 @@ from packstore.training.augment.base import SAMPLINGS, Size, is_channels_last
 
 
 def check_area(height: int, width: int, size: Size) -> None:
-    """Raises :class:`DecodeError` if an image of ``height`` and ``width`` would become a larger one of ``size``, with
-    more pixels than the limit of an image file."""
+    """Raises :class:`DecodeError` if resizing an image to ``size`` would exceed the limit of pixels.
+
+    The limit is that of image files, or the number of pixels of the image itself if it is larger.
+    """
     # torch resizes the rows first.
     most = max(max(height, size[0]) * size[1], size[0] * size[1])
     if most > max(MAX_PIXELS, height * width):
@@ -35,10 +37,10 @@ def check_area(height: int, width: int, size: Size) -> None:
 def resize_shown(
     pixels: NDArray[Any], size: Size, window: tuple[int, int, int, int], sampling: str = "bilinear"
 ) -> tuple[NDArray[Any], tuple[int, int, int, int]]:
-    """Resizes pixels ``(H, W, C)`` to ``size``. If the window shows only a small part, computes no more than this part.
+    """Resizes pixels ``(H, W, C)`` to ``size``, or only the part in the window if that is small.
 
-    Returns the pixels, and the window (top, left, height, width) counted in them. It may exceed them, as ``window`` may
-    exceed ``size``.
+    Returns the pixels, and the window in them (top, left, height, width). It may exceed them, as ``window`` may exceed
+    ``size``.
 
     Raises :class:`DecodeError` as :func:`resize`.
     """
@@ -96,10 +98,7 @@ def resize(images: Tensor, size: Size, sampling: str = "bilinear") -> Tensor:
 
 
 def _resize_by_pillow(images: Tensor, size: Size, sampling: str) -> Tensor:
-    """Resizes uint8 RGB images with Pillow. Copies images on a device to the host and back.
-
-    Raises :class:`UsageError` for other images.
-    """
+    """Resizes uint8 RGB images with Pillow, on the host."""
     if images.dtype != torch.uint8 or images.shape[1] != 3:
         raise UsageError(
             f"{sampling} resizes bytes of three channels, and these images are {images.dtype}: use bicubic"
@@ -187,7 +186,8 @@ def resize_by_products(images: Tensor, box: Tensor, size: Size, sampling: str = 
 
 
 def _full_precision(device: str) -> AbstractContextManager[object]:
-    """Returns a context without autocast. Half precision would make pixels wrong by more than one."""
+    """Returns a context without autocast."""
+    # Half precision would make pixels wrong by more than one.
     known = torch.amp.autocast_mode.is_autocast_available(device)
     return torch.autocast(device, enabled=False) if known else nullcontext()
 

@@ -28,7 +28,7 @@ def parse_size(size: Any, what: str) -> Size:
 
 
 def check_padding(operation: GeometricOperation, edges: tuple[int, int, int, int], size: Size | None = None) -> None:
-    """Raises :class:`UsageError` for padding after which images of ``size`` have more pixels than an image may have.
+    """Raises :class:`UsageError` if padding would give images of ``size`` more pixels than an image may have.
 
     ``edges``: pixels at the left, right, top and bottom. A ``size`` of None stands for the smallest image.
     """
@@ -60,10 +60,9 @@ def sampling_indices(interpolation: str, antialias: bool) -> set[int]:
 
 
 def draw_sampling(operation: GeometricOperation, draws: Draws, draw: int) -> Array | None:
-    """Returns the interpolation of each image, ``(B,)``: indices in :data:`SAMPLINGS`. Draws them if the operation has
-    two.
+    """Returns the interpolation of each image, ``(B,)``: indices in :data:`SAMPLINGS`. None if all are bilinear.
 
-    Returns None if the operation is only bilinear.
+    Draws them if the operation has two.
     """
     numbers = sorted(operation.samplings)
     if numbers == [0]:

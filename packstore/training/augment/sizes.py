@@ -32,10 +32,7 @@ from packstore.training.random_draws import Array, Draws, to_float64, to_int64
 
 
 class _DrawnSize(GeometricOperation):
-    """Resizes each image to a drawn size of its own. Draws ``interpolation="random"`` after the size.
-
-    Called with a batch, raises :class:`UsageError` if sizes or interpolations differ.
-    """
+    """Resizes each image to a drawn size of its own."""
 
     resizes: ClassVar[bool] = True
     gives_sizes: ClassVar[bool] = True
@@ -44,8 +41,7 @@ class _DrawnSize(GeometricOperation):
 
     @abstractmethod
     def draw_size(self, height: Array, width: Array, draws: Draws) -> tuple[Array, Array]:
-        """Draws new heights and widths, float64, for images of ``height`` and ``width`` ``(B,)``. The caller truncates
-        them."""
+        """Draws new heights and widths in float64, which the caller truncates, from heights and widths ``(B,)``."""
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         """Resizes one image, or several that get the same size.
@@ -113,7 +109,7 @@ class RandomResize(_DrawnSize):
             )
 
     def draw_size(self, height: Array, width: Array, draws: Draws) -> tuple[Array, Array]:
-        """Draws the length of the shorter side. The aspect ratio stays."""
+        """Draws the length of the shorter side, and keeps the aspect ratio."""
         shorter = to_float64(self.min_size + draws.integers(self.max_size - self.min_size, 0))
         upright = width <= height
         return where(upright, shorter * height / width, shorter), where(upright, shorter, shorter * width / height)
@@ -150,14 +146,14 @@ class RandomShortestSize(_DrawnSize):
         object.__setattr__(self, "min_size", sizes)
 
     def draw_size(self, height: Array, width: Array, draws: Draws) -> tuple[Array, Array]:
-        """Draws one of the lengths for the shorter side. Shrinks both sides if the longer one would exceed
-        ``max_size``. Returns sizes that are not rounded."""
+        """Draws one of the lengths for the shorter side."""
         assert not isinstance(self.min_size, int)
         chosen, shorter = draws.integers(len(self.min_size), 0), height * 0
         for number, size in enumerate(self.min_size):
             shorter = where(chosen == number, shorter + size, shorter)
         upright = width <= height
         ratio = shorter / where(upright, width, height)
+        # Both sides shrink if the longer one would exceed the limit.
         if self.max_size is not None:
             # Arrays by arrays: torch divides by Python numbers differently.
             most = (height * 0 + self.max_size) / where(upright, height, width)
@@ -194,7 +190,7 @@ class ScaleJitter(_DrawnSize):
         object.__setattr__(self, "scale_range", pair)
 
     def draw_size(self, height: Array, width: Array, draws: Draws) -> tuple[Array, Array]:
-        """Draws a factor. Returns the size that fits the target, times this factor. The aspect ratio stays."""
+        """Draws a factor, and returns the size that fits the target times this factor."""
         assert not isinstance(self.target_size, int)
         low, high = self.scale_range
         # Arrays by arrays: torch multiplies a number by the reciprocal.
@@ -251,8 +247,8 @@ class Pad(GeometricOperation):
         return None if size is None else (size[0] + top + bottom, size[1] + left + right)
 
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
-        """Returns True for constant padding that no crop precedes, see :func:`padding_composes_after`. After a crop it
-        would show pixels beside the crop."""
+        """Returns True for constant padding without a crop before it, see :func:`padding_composes_after`."""
+        # After a crop, the padding would show pixels beside the crop.
         cropped = any(isinstance(op, CenterCrop | RandomCrop) for op in before)
         return self.padding_mode == "constant" and not cropped and padding_composes_after(self, self.fill, before)
 

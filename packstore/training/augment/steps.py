@@ -1,5 +1,7 @@
-"""The user's list of operations: flattened, with recipes and policies for their names. Refuses functions that would
-draw only once per batch."""
+"""Flattens the user's list of operations, and replaces names by recipes and policies.
+
+Refuses functions that would draw only once per batch.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,7 @@ _OURS = {
 
 
 def check_function(name: str, function: Any) -> None:
-    """Raises :class:`UsageError` for a class in place of an object, for a mixer, and for a transform of albumentations,
-    which takes named arguments."""
+    """Raises :class:`UsageError` for a class in place of an object, a mixer, or a transform of albumentations."""
     refuse_class(name, function)
     refuse_mixer(function)
     if type(function).__module__.startswith("albumentations."):
@@ -93,8 +94,8 @@ def refuse_drawing_functions(**functions: Any) -> None:
 def as_operations(augment: Any, use: str = "use ") -> tuple[Any, ...]:
     """Flattens a user's ``augment=`` to a tuple. Expands ``Compose`` and ``nn.Sequential``.
 
-    Replaces texts by operations: a single text is the name of a recipe, or with a dash also a policy of timm. A text in
-    a list is a policy of timm.
+    Replaces texts by operations. A single text is the name of a recipe, or a policy of timm, which has a dash. A text
+    in a list is a policy of timm.
 
     Args:
         augment: One operation, a list of operations, or a text.
@@ -133,12 +134,11 @@ def as_operations(augment: Any, use: str = "use ") -> tuple[Any, ...]:
 
 
 def _recipe_or_policy(name: str) -> list[Any]:
-    """Returns the operations of a recipe, or a list with a policy of timm: a name with a dash after a known beginning.
-
-    Raises :class:`UsageError` for any other name."""
+    """Returns the operations of a recipe, or a list with a policy of timm."""
     from packstore.training.augment.auto_augment_tables import TIMM_BEGINNINGS
     from packstore.training.augment.recipes import recipe
 
+    # A policy has a dash after a known beginning.
     beginning, dash, _ = name.partition("-")
     if dash and beginning in TIMM_BEGINNINGS:
         return [name]
@@ -149,10 +149,10 @@ def _recipe_or_policy(name: str) -> list[Any]:
 
 
 def _is_sequence(operation: Any) -> bool:
-    """Tells if an operation is torch's ``Sequential``, or ``Compose`` of packstore or torchvision. Subclasses are
-    not."""
+    """Tells if an operation is torch's ``Sequential``, or ``Compose`` of packstore or torchvision."""
     kind = type(operation)
     ours = kind.__module__ == "packstore.training.augment.logic"
+    # Not subclasses, which may do more than call their parts.
     return kind is torch.nn.Sequential or (kind.__name__ == "Compose" and (ours or is_of_torchvision(kind)))
 
 
@@ -162,7 +162,7 @@ def is_of_torchvision(kind: type) -> bool:
 
 
 def flatten_transforms(transform: Any) -> Iterator[Any]:
-    """Yields the transforms of lists in lists, in order, and those of the preset of a classifier's weights."""
+    """Yields the transforms in nested lists and in torchvision's presets for classification, in order."""
     kind = type(transform)
     if kind is torch.nn.Sequential or (is_of_torchvision(kind) and kind.__name__ == "Compose"):
         for step in getattr(transform, "transforms", transform):
@@ -178,8 +178,7 @@ def flatten_transforms(transform: Any) -> Iterator[Any]:
 
 
 def iterate_parts(operation: Any) -> Iterator[Any]:
-    """Yields ``operation``, and all operations inside it, at any depth. Looks into containers of torchvision and
-    :class:`InPlace`."""
+    """Yields ``operation`` and, at any depth, all operations in containers of torchvision and :class:`InPlace`."""
     yield operation
     for part in list_inner_operations(operation):
         yield from iterate_parts(part)
@@ -196,7 +195,7 @@ def list_inner_operations(operation: Any) -> Sequence[Any]:
 
 
 def draws_random_numbers(operation: Any) -> bool:
-    """Tells if a transform of torchvision draws random numbers, so that it is no function of batches."""
+    """Tells if a transform of torchvision draws random numbers, and so cannot be called with batches."""
     try:
         _refuse_random(operation, "")
     except UsageError:
@@ -205,12 +204,8 @@ def draws_random_numbers(operation: Any) -> bool:
 
 
 def _refuse_random(operation: Any, use: str) -> None:
-    """Raises :class:`UsageError` for torchvision's random transforms, which would treat a whole batch alike.
-
-    Also refuses torchvision's noise, which no seed determines. Recognises all by name, without importing torchvision.
-
-    ``use``: beginning of the advice.
-    """
+    """Raises :class:`UsageError` for torchvision's random transforms, which would treat a batch alike."""
+    # By name, without importing torchvision.
     for kind in filter(is_of_torchvision, type(operation).__mro__):
         name = kind.__name__
         bounds = getattr(operation, _RANDOM_IN_A_RANGE.get(name, ""), None)
@@ -291,10 +286,7 @@ def _contains_augmix(op: Any) -> bool:
 
 
 def _iterate_nested_parts(op: Any, stays: bool = False) -> Iterator[tuple[Any, bool]]:
-    """Yields an operation and all operations inside it, at any depth.
-
-    Each comes with True if it is an :class:`InPlace`, or inside one.
-    """
+    """Yields an operation and all operations in it, each with True if it is in an :class:`InPlace`."""
     stays = stays or isinstance(op, InPlace)
     yield op, stays
     if is_per_image(op):
@@ -306,12 +298,9 @@ def _iterate_nested_parts(op: Any, stays: bool = False) -> Iterator[tuple[Any, b
 
 
 def _keeps_places(part: Any) -> bool:
-    """Tells if masks and boxes stay right under an operation. The operations inside are asked about separately.
-
-    True for packstore's own, for a ``Sequential``, and for torchvision's except ``Lambda``. Those of torchvision that
-    move pixels must have been refused before.
-    """
+    """Tells if masks and boxes stay right under an operation, whatever operations it contains."""
     kind = type(part)
+    # Transforms of torchvision that move pixels have been refused before.
     if is_of_torchvision(kind):
         return kind.__name__ != "Lambda"
     return kind.__module__.startswith("packstore.") or kind is torch.nn.Sequential

@@ -56,7 +56,7 @@ class Placement:
 
     @cached_property
     def has_warps(self) -> bool:
-        """True if there are warps. A warp does not map rows to rows and columns to columns."""
+        """True if there are warps, which do not map rows to rows and columns to columns."""
         return any(isinstance(move, Warp) for move in self.moves)
 
     @cached_property
@@ -68,10 +68,7 @@ class Placement:
         return tuple(parts)
 
     def rows_needed(self, row: int) -> int | None:
-        """Returns how many rows of the mask of image ``row`` are needed: up to the lowest row that the result shows.
-
-        None if there are warps, which may need all rows.
-        """
+        """Returns how many rows of the mask of image ``row`` the result needs; None with warps, which may need all."""
         return None if self.has_warps else int(self.rows[row, : self.sizes[row, 0]].max(initial=-1)) + 1
 
     def prepare_masks(self) -> None:
@@ -95,10 +92,7 @@ class Placement:
         return self._trace_axis(1)
 
     def _trace_axis(self, axis: int) -> Numbers:
-        """Returns the source row (``axis`` 0) or column (1) of each row or column of the results, through all moves.
-
-        The result is -1 for constant padding.
-        """
+        """Returns the source row (``axis`` 0) or column (1) of those of the results; -1 for constant padding."""
         length = int(self.sizes[:, axis].max(initial=0))
         places = np.broadcast_to(np.arange(length), (len(self.sizes), length))
         # From the last move to the first: between them an image may be far larger than the result shows.
@@ -258,10 +252,7 @@ def place_points(placement: Placement, points: Floats, rows: Numbers) -> Floats:
 
 
 def _trace_move(move: Move, axis: int, place: Numbers) -> Numbers:
-    """Returns the input row (``axis`` 0) or column (1) of rows or columns of the result of ``move``.
-
-    ``place`` and the result are int64 ``(B, n)``. The result is -1 for constant padding.
-    """
+    """Maps rows (``axis`` 0) or columns (1) of a move's result, int64 ``(B, n)``, to its input; padding to -1."""
     crops = move.crops
     start, length = crops.box[:, [axis]], crops.box[:, [2 + axis]]
     resized, window = crops.size[:, [axis]], crops.window[:, [2 + axis]]
@@ -299,18 +290,7 @@ def move_boxes(placement: Placement, boxes: Floats, rows: Numbers, clip: bool) -
 
 
 def _move_points(crops: Crops, points: Floats, rows: Numbers, clip: bool, last: int = 0) -> Floats:
-    """Moves ``points`` ``(N, m, 2)``, x and y, with images ``rows``, by ``crops``.
-
-    Args:
-        crops: numpy crops.
-        points: float32.
-        rows: int64 ``(N,)``.
-        clip: Clip to the box of the source and to the window.
-        last: Mirroring maps x to ``width - last - x``.
-
-    Returns:
-        float32 of the same shape, in new memory.
-    """
+    """Moves points x, y, float32 ``(N, m, 2)``, with images ``rows``, by numpy crops."""
     box, size, window = crops.box[rows, None], crops.size[rows, None], crops.window[rows, None]
 
     def cut(points: Floats, part: Numbers) -> Floats:
@@ -319,6 +299,7 @@ def _move_points(crops: Crops, points: Floats, rows: Numbers, clip: bool, last: 
 
     ratio = (size / box[..., 2:])[..., ::-1].astype(np.float32)
     points = cut(cut(points, box) * ratio, window)
+    # Mirroring maps x to width - last - x: last is 1 for pixels, 0 for corners of boxes.
     if crops.flip is not None:
         flipped = crops.flip[rows]
         points[flipped, :, 0] = (window[flipped, :, 3] - last).astype(np.float32) - points[flipped, :, 0]
@@ -346,6 +327,3 @@ class RowPlacement:
     def move_points(self, points: Floats, images: Numbers) -> Floats:
         """Calls :func:`place_points`."""
         return place_points(self.placement, points, images)
-
-
-# Options of users ------------------------------------------------------------------------------------------------

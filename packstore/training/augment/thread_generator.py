@@ -35,10 +35,7 @@ class ThreadGenerator(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _find_generator_overload(operation: Any) -> Any:
-    """Returns the overload of a random torch operation that takes a generator.
-
-    Raises :class:`UsageError` if there is none.
-    """
+    """Returns the overload of a random torch operation that takes a generator."""
     if any(argument.name == "generator" for argument in operation._schema.arguments):
         return operation
     versions = operation.overloadpacket

@@ -25,17 +25,17 @@ uniform numbers."""
 
 
 def _write_factor(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes factors ``0.1 + 1.8 * part``. Ignores ``sign``, as timm does: factors grow with the magnitude."""
-    steps["p"][:, 0] = part * 1.8 + 0.1
+    """Writes factors that grow with the magnitude from 0.1 to 1.9."""
+    steps["p"][:, 0] = part * 1.8 + 0.1  # timm ignores the sign, too
 
 
 def _write_growing_factor(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes factors of at least 0.1, above or below 1. Their distance from 1 grows with the magnitude."""
+    """Writes factors whose distance from 1 grows with the magnitude, at least 0.1."""
     steps["p"][:, 0] = np.maximum(0.1, 1 + sign * part * 0.9)
 
 
 def _write_nothing(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes nothing. For operations without parameters."""
+    """Writes nothing, for operations without parameters."""
 
 
 def _write_posterize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
@@ -64,12 +64,12 @@ def _write_growing_solarize(steps: Any, part: Floats, sign: Floats, size: Size, 
 
 
 def _write_solarize_add(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes the threshold 128, and numbers to add. They grow with the magnitude, up to 128."""
+    """Writes numbers to add, which grow with the magnitude, and the threshold 128."""
     steps["p"][:, 0], steps["p"][:, 1] = np.trunc(part * 110).clip(max=128), 128
 
 
 def _write_desaturation(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes factors of saturation. They fall from 0.5 to 0 as the magnitude grows."""
+    """Writes factors of saturation, from 0.5 down to 0 for larger magnitudes."""
     steps["p"][:, 0] = (0.5 - 0.5 * part).clip(0, 1)
 
 
@@ -80,18 +80,14 @@ def _write_blur(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, 
 
 
 def _write_random_blur(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes the kernel's side, and random deviations of at least 0.01.
-
-    They are uniform between 0.1 and a limit that grows with the magnitude, up to 2.
-    """
+    """Writes the kernel's side, and random deviations up to a limit that grows with the magnitude."""
+    # Between 0.1 and the limit, which is below 0.1 for magnitudes below 0.5.
     most = 0.1 + (2.0 * part.clip(0, 1) - 0.1) * uniform
     steps["p"][:, :2], steps["p"][:, 2:4] = _BLUR_KERNEL, most.clip(0.01)[:, None]
 
 
 def _write_rotation(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes matrices of rotations by up to 30 degrees in either direction, and the flags of the warp.
-
-    The matrices map the result to the source."""
+    """Writes matrices of rotations by up to 30 degrees in either direction, and the flags of the warp."""
     steps["flags"], steps["p"][:, :6] = flags, inverse_rotation(len(part), sign * part * 30.0)
 
 
@@ -106,14 +102,9 @@ def _write_shear_y(steps: Any, part: Floats, sign: Floats, size: Size, flags: An
 
 
 def _write_shear(steps: Any, factor: Floats, flags: Any, place: int, length: int) -> None:
-    """Writes matrices that shear about the centre, and the flags of the warp.
-
-    The matrices map the result to the source.
-
-    ``place``: index of ``factor`` in the matrix; 1 shears rows, 3 columns.
-    ``length``: height of the images for 1, width for 3.
-    """
+    """Writes matrices that shear about the centre, and the flags of the warp."""
     p = steps["p"]
+    # Matrices map the result to the source. Place 1 shears rows, and length is the height; place 3 columns, the width.
     p[:, 0] = p[:, 4] = 1
     p[:, place], p[:, 2 if place == 1 else 5] = factor, factor * length / 2
     steps["flags"] = flags
@@ -130,11 +121,9 @@ def _write_translation_y(steps: Any, part: Floats, sign: Floats, size: Size, fla
 
 
 def _write_translation(steps: Any, pixels: Floats, flags: Any, place: int) -> None:
-    """Writes matrices that translate by ``pixels``, and the flags of the warp.
-
-    The matrices lead from the result to the source: positive ``pixels`` move the picture left for ``place`` 2, and up
-    for ``place`` 5."""
+    """Writes matrices that translate by ``pixels``, and the flags of the warp."""
     p = steps["p"]
+    # Matrices map the result to the source: positive pixels move the picture left (place 2) or up (place 5).
     p[:, 0] = p[:, 4] = 1
     p[:, place], steps["flags"] = pixels, flags
 

@@ -124,13 +124,11 @@ class TimmAugment(ProgramOperation):
 
     @property
     def possible_steps(self) -> Collection[tuple[Code, int]]:
-        """Saturation, which stands for all steps: :func:`check_pixels` then refuses images that a policy does not
-        support.
-        """
+        """Saturation, which stands for all steps: it is refused for all images that a policy does not support."""
         return [(Code.SATURATION, 0)]
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
-        """Draws one chain of operations for each image. For augmix, draws several chains, which are mixed."""
+        """Draws a chain of operations for each image; for augmix several chains, which are mixed."""
         plan = _parse_notation(self.config)
         if not plan.chains:
             return self._draw_chain(plan, draws, size)
@@ -139,7 +137,7 @@ class TimmAugment(ProgramOperation):
         return mix_chains(chains, draw_chain_weights(draws, plan.alpha, plan.chains))
 
     def _draw_chain(self, plan: _PolicyPlan, draws: Draws, size: Size) -> Program:
-        """Draws one chain of operations for each image. Returns the program of all images."""
+        """Draws the program of one chain of operations for each image."""
         steps = plan.steps  # all at once below, because each call of numpy takes microseconds
         program = new_program(len(draws), steps)
         if not steps:
@@ -168,13 +166,9 @@ class TimmAugment(ProgramOperation):
         return program
 
     def _draw_warp_flags(self, bits: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Packs interpolation and fill colour into the ``flags`` of warps, int32 of the shape of ``bits``.
-
-        ``bits``: random numbers of 32 bits. With ``interpolation="random"``, their highest bit chooses bilinear or
-        bicubic.
-        """
+        """Packs interpolation and fill colour into the ``flags`` of warps, int32 in the shape of ``bits``."""
         if self.interpolation == "random":
-            way: Any = 1 + (bits >> 31)
+            way: Any = 1 + (bits >> 31)  # the highest of 32 random bits: bilinear or bicubic
         else:
             way = np.full(bits.shape, INTERPOLATIONS.index(self.interpolation))
         flags: NDArray[np.int32] = np.asarray(
@@ -270,12 +264,10 @@ _PARTS: dict[str, dict[str, str]] = {
 """Attributes of :class:`_PolicyPlan` by the letters of the notation."""
 
 
+# Cached: nobody changes the plan.
 @lru_cache(64)
 def _parse_notation(config: str) -> _PolicyPlan:
-    """Parses a policy in timm's notation, such as ``rand-m9-mstd0.5``. Caches the 64 latest results.
-
-    Raises :class:`UsageError` for unknown parts, and for numbers out of range.
-    """
+    """Parses a policy in timm's notation, such as ``rand-m9-mstd0.5``."""
     first, *parts = config.split("-")
     plan, chosen, increasing = _PolicyPlan(), "", False
     if first in TIMM_POLICIES:
@@ -319,16 +311,9 @@ def _parse_notation(config: str) -> _PolicyPlan:
 
 
 def _draw_magnitudes(uniform: Floats, level: Floats, plan: _PolicyPlan) -> Floats:
-    """Draws magnitudes ``(B, steps)``, clipped to 0 … ``plan.most``, from uniform numbers ``(2, B, steps)``.
-
-    By ``plan.deviation``:
-
-    - 0: ``level`` itself.
-    - At most 100: normally distributed around ``level``.
-    - More: uniform from 0 to ``level``.
-    """
+    """Draws magnitudes ``(B, steps)`` around ``level`` from uniform numbers ``(2, B, steps)``."""
     if plan.deviation > 100:
-        level = level * uniform[0]
+        level = level * uniform[0]  # uniform from 0
     elif plan.deviation:
-        level = level + plan.deviation * box_muller(*uniform)
+        level = level + plan.deviation * box_muller(*uniform)  # normally distributed
     return level.clip(0, plan.most)

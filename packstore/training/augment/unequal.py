@@ -158,7 +158,7 @@ class Cut(NamedTuple):
         return height * width
 
     def _pad_window(self, images: Tensor, window: _Four) -> Tensor:
-        """Returns a window of ``images``, which are resized already. Pads it by mode and fill outside the images."""
+        """Returns a window of resized ``images``, with padding outside them."""
         (height, width), (top, left, rows, columns) = images.shape[-2:], window
         if self.pads != "constant":
             y, x = (
@@ -177,10 +177,7 @@ class Cut(NamedTuple):
 
 
 def _unmirror_left(left: int, cut_width: int, width: int, flip: bool) -> int:
-    """Returns the first column of a crop before its image is mirrored. Without ``flip``, that is ``left``.
-
-    ``cut_width``, ``width``: columns of the crop and of the image.
-    """
+    """Returns the first column of a crop in the image before mirroring."""
     return width - cut_width - left if flip else left
 
 
@@ -258,8 +255,8 @@ class DrawnOperations:
             draws: Random numbers of the records, numpy. Operation ``i`` draws from stream ``i`` of them.
             boxes: Boxes of the images, if an operation chooses crops by them.
             most_pixels: Most pixels of an image after any operation; None for no limit.
-            redraws: Draw what follows a function of the user by the sizes of its results, for each image. Nothing else
-                may follow the images then, such as masks.
+            redraws: Draw the operations after a user's function for the sizes of its results, image by image. Then
+                nothing else, such as masks, can follow the images.
             first: Index of ``ops[0]`` in the user's list.
 
         Raises:
@@ -280,15 +277,13 @@ class DrawnOperations:
         self.placement = Placement(tuple(self._moves), self._sizes)
 
     def _draw_operation(self, op: Any, draws: Draws, rows: NDArray[np.bool_]) -> None:
-        """Draws an operation for the images with true ``rows``, and appends it to the drawn operations.
-
-        For a group with crops or resizes, draws which images get which of its operations, and appends these.
-        """
+        """Draws an operation for the images with true ``rows``, and appends it to the drawn operations."""
         if contains_geometry(op):
+            # A group draws which images get which of its operations.
             for part, own, mine in op.assign_rows(draws, rows):
                 self._draw_operation(part, own, mine)
         elif isinstance(op, GeometricOperation):
-            self._add_move(op, draws, rows)
+            self._draw_move(op, draws, rows)
         elif isinstance(op, ProgramOperation):
             program = draw_program_by_size(op, draws, self._sizes)
             program[~rows] = 0
@@ -298,19 +293,15 @@ class DrawnOperations:
         else:
             self._stages.append(DrawnOperation(call=op, draws=draws))
 
-    def _add_move(self, op: GeometricOperation, draws: Draws, rows: NDArray[np.bool_]) -> None:
-        """Draws the crops of the images with true ``rows``, and appends them. The other images stay whole. Updates the
-        sizes.
-
-        A :class:`RandomIoUCrop` chooses its crops by the boxes of the images. It also drops boxes whose centres are
-        outside.
-        """
+    def _draw_move(self, op: GeometricOperation, draws: Draws, rows: NDArray[np.bool_]) -> None:
+        """Draws the crops of the images with true ``rows``, appends them, and updates the sizes."""
         chosen = np.flatnonzero(rows)
         if not len(chosen):
             return
         sizes, own = self._sizes[chosen], draws[chosen]
         drops = None
         if isinstance(op, RandomIoUCrop) and self._boxes is not None:
+            # It chooses crops by the boxes, and drops boxes whose centres are outside.
             mine = rows[self._boxes.rows]
             numbers = np.cumsum(rows) - 1
             part = op.plan_around(sizes, BatchBoxes(self._boxes.corners[mine], numbers[self._boxes.rows[mine]]), own)
@@ -325,22 +316,25 @@ class DrawnOperations:
                         f"{repr(op)[:200]} would make an image of {height:,} x {width:,} pixels, more than "
                         f"{self._most_pixels:,}; use a smaller size"
                     )
+        # Images without true ``rows`` stay whole.
         move = Move(part if len(chosen) == len(rows) else _scatter_crops(part, self._sizes, chosen), op.pads, drops)
         self._stages.append(DrawnOperation(move=move))
         self._append_move(move)
         self._sizes = move.crops.window[:, 2:]
 
     def _append_move(self, move: Move | Warp) -> None:
-        """Appends a move for masks, boxes and keypoints. Moves the boxes from which later operations choose their
-        crops."""
+        """Appends a move for masks, boxes and keypoints."""
         self._moves.append(move)
+        # Later operations choose their crops by the moved boxes.
         if self._boxes is not None:
             corners, rows = self._boxes
             self._boxes = BatchBoxes(move_boxes(Placement((move,), self._sizes), corners, rows, clip=True), rows)
 
     def find_large_rows(self) -> dict[int, Size]:
-        """Returns the images of which operations would make more pixels than an image may have, and than it has: each
-        by its row, with the height and width that are too large."""
+        """Returns the images that operations would make too large: by row, the height and width that are too large.
+
+        That is more pixels than an image may have, and than the image itself has.
+        """
         moved = [stage.move.crops for stage in self._stages if stage.move is not None]
         areas = [sizes.prod(1) for crops in moved for sizes in (crops.size, crops.window[:, 2:])]
         limits = np.maximum(MAX_PIXELS, self._first.prod(1))
@@ -349,7 +343,7 @@ class DrawnOperations:
         return {row: cut.size if cut.resizes else cut.window[2:] for row, cut in large if cut is not None}
 
     def _find_large_cut(self, row: int, limit: int) -> Cut | None:
-        """Returns the first cut of :meth:`run_on_image` of more than ``limit`` pixels, or None."""
+        """Returns the first cut of :meth:`run_on_image` with more than ``limit`` pixels, or None."""
         cut = Cut.full(*self._first[row].tolist())
         for stage in (*self._stages, DrawnOperation()):
             joined = None if stage.move is None else cut.compose(stage.cuts[row])
@@ -392,7 +386,7 @@ class DrawnOperations:
         return rest.run_on_image(0, image)
 
     def _run_stages(self, row: int, image: Tensor, done: int) -> Tensor:
-        """Does :meth:`run_on_image` up to the function whose results have any size."""
+        """Runs the drawn operations after the first ``done`` on the image of ``row``."""
         cut = Cut.full(image.shape[-2], image.shape[-1])
         for place, stage in enumerate(self._stages[done:], done + 1):
             if stage.move is None:
@@ -413,10 +407,7 @@ class DrawnOperations:
 
 
 def _scatter_crops(part: Crops, sizes: NDArray[np.int64], chosen: NDArray[np.int64]) -> Crops:
-    """Returns crops for all images of ``sizes``.
-
-    ``part`` has the crops of the images ``chosen``. The other images stay whole.
-    """
+    """Returns crops for all images: ``part`` for the images ``chosen``, and whole images for others."""
     crops = Crops.full(sizes)
     box, size, window = crops.box.copy(), crops.size.copy(), crops.window.copy()
     box[chosen], size[chosen], window[chosen] = part.box, part.size, part.window

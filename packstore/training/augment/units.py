@@ -75,7 +75,7 @@ def with_units(operations: Iterable[Any], units: Units | None) -> tuple[Any, ...
 
 
 def _copy_with_units(operation: Any, units: Units | None) -> Any:
-    """Returns a copy of an operation with units, and with copies of the operations inside it."""
+    """Returns a copy of an operation, and of operations in it, with ``units``."""
     if getattr(operation, "image_units", units) == units:  # also of functions, which have none
         return operation
     copied = copy.copy(operation)
@@ -89,8 +89,8 @@ def _copy_with_units(operation: Any, units: Units | None) -> Any:
 
 
 def check_fill(fill: Any, limits: Any) -> None:
-    """Raises :class:`UsageError` unless ``fill``, a number or one for each channel, is within ``limits`` of a type of
-    whole numbers, which have ``min`` and ``max``."""
+    """Raises :class:`UsageError` unless ``fill``, a number or one for each channel, is from ``limits.min`` to
+    ``limits.max``."""
     for value in fill if isinstance(fill, tuple) else (fill,):
         if not limits.min <= value <= limits.max:
             raise UsageError(f"fill should be {limits.min} … {limits.max} for these images, got {fill!r}")

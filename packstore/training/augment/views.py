@@ -38,8 +38,7 @@ class View:
         return derive_key(seed, int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8], "big"))
 
     def all_crop_ids(self, ids: Array) -> Array:
-        """Returns a distinct id for each crop of the records ``ids`` ``(B,)``: ``(B * count,)``. A record's crops are
-        adjacent."""
+        """Returns a distinct id for each crop of the records ``ids`` ``(B,)``: ``(B * count,)``, record by record."""
         return join_columns([self.crop_ids(ids, number) for number in range(self.count)]).reshape(-1)
 
     def crop_ids(self, ids: Array, number: int) -> Array:
@@ -75,7 +74,7 @@ def parse_views(views: Any, units: Units | None = None) -> Views | None:
     if views is None or isinstance(views, Views):
         return views
     if isinstance(views, Mapping):
-        pairs = [(name, *_parse_count(name, value)) for name, value in views.items()]
+        pairs = [(name, *_parse_view(name, value)) for name, value in views.items()]
     elif isinstance(views, Sequence) and not isinstance(views, str) and all(isinstance(v, list | tuple) for v in views):
         pairs = [(str(number), 1, operations) for number, operations in enumerate(views)]
     else:
@@ -103,13 +102,8 @@ def parse_views(views: Any, units: Units | None = None) -> Views | None:
     return Views(parts, not isinstance(views, Mapping))
 
 
-def _parse_count(name: Any, value: Any) -> tuple[int, Any]:
-    """Returns the number of crops and the operations of a view's value.
-
-    The value is ``(count, operations)``. A list of operations alone has the count 1.
-
-    Raises :class:`UsageError` for other values or names, and for a count that is not 1 … 4096.
-    """
+def _parse_view(name: Any, value: Any) -> tuple[int, Any]:
+    """Returns the number of crops and the operations of a view's value."""
     if not isinstance(name, str):
         raise UsageError(f"a view should have a text as its name, got {name!r}")
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], int):
@@ -117,5 +111,5 @@ def _parse_count(name: Any, value: Any) -> tuple[int, Any]:
             raise UsageError(f"view {name!r} should have 1 … {_MOST} crops of a record, got {value[0]}")
         return value
     if isinstance(value, list):
-        return 1, value
+        return 1, value  # operations alone
     raise UsageError(f"view {name!r} should be (count, [operations]), got {value!r}")

@@ -66,10 +66,7 @@ def warp_perspective(
 
 
 def _sample_grid(images: Tensor, grid: Tensor, flags: NDArray[np.int32], units: Units | None) -> Tensor:
-    """Samples images at ``grid``, in the coordinates of ``torch.nn.functional.grid_sample``. Fills pixels outside.
-
-    Rounds to the images' dtype. ``flags``, ``units`` and errors are those of :func:`warp_affine`.
-    """
+    """Samples images at ``grid`` as ``torch.nn.functional.grid_sample``, and fills pixels outside."""
     mode, way = INTERPOLATIONS[flags[0] & 3], ALL_WARP_FILLS[flags[0] >> 2 & 3]
     values = images if images.dtype in (torch.float32, torch.float64) else images.float()
     black, scale = _black_and_scale(units, values)
@@ -137,7 +134,7 @@ def erase_boxes(
 
 
 def _black_and_scale(units: Units | None, like: Tensor) -> tuple[Any, Any]:
-    """Returns shift and scale of units, each ``(C, 1, 1)`` in float32 or wider on a device; 0 and 1 without units."""
+    """Returns the value of black and the scale of units, each ``(C, 1, 1)``; 0 and 1 without units."""
     if units is None:
         return 0, 1
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
@@ -146,10 +143,7 @@ def _black_and_scale(units: Units | None, like: Tensor) -> tuple[Any, Any]:
 
 
 def _match_channels(values: Tensor, channels: int) -> Tensor:
-    """Adapts values of red, green and blue, ``(B, 3)``, to the images' channels: ``(B, channels)``.
-
-    Raises :class:`UsageError` if the values differ and the images do not have three channels.
-    """
+    """Adapts values of red, green and blue, ``(B, 3)``, to the number of channels: ``(B, channels)``."""
     if channels == 3:
         return values
     if bool((values != values[:, :1]).any()):
@@ -174,7 +168,7 @@ def erase_with_noise(
 
 
 def _random_pixels(seed: int, shape: torch.Size, device: torch.device) -> Tensor:
-    """Computes random pixels ``(C, H, W)`` of ImageNet's mean and deviation, as whole float32 in 0 … 255."""
+    """Computes random pixels ``(C, H, W)`` of ImageNet's mean and deviation, whole float32 in 0 … 255."""
     both = torch.tensor(IMAGENET_BYTES).to(device, non_blocking=True)[:, : shape[0], None, None]
     return (_normal_noise(seed, shape, device) * both[1] + both[0]).round_().clamp_(0, 255)
 
@@ -184,13 +178,11 @@ IMAGENET_BYTES = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
 
 
 def _normal_noise(seed: int, shape: torch.Size, device: torch.device) -> Tensor:
-    """Computes nearly normal numbers, float32 ``(C, H, W)``, equal on any device: sums of four random bytes.
-
-    They are standard normal, but never beyond 3.45. Their sequence runs in the order ``(H, W, C)``.
-    """
+    """Computes nearly normal numbers from a seed, float32 ``(C, H, W)``, equal on any device."""
     channels, height, width = shape
     place = torch.arange(height * width * channels, device=device)
     bits = mix_bits((place * _GOLDEN + seed) & MASK)
+    # A sum of four random bytes: nearly normal, but never beyond 3.45 standard deviations.
     total = (bits & 255) + (bits >> 8 & 255) + (bits >> 16 & 255) + (bits >> 24)
     values: Tensor = (total - 510).float() / _DEVIATION
     return values.view(height, width, channels).permute(2, 0, 1)
@@ -202,8 +194,5 @@ _DEVIATION = ((256**2 - 1) / 3) ** 0.5
 
 
 def _copy_to_device(values: NDArray[Any], device: torch.device) -> Tensor:
-    """Copies an array to a device, if possible without making the host wait.
-
-    On the CPU, the tensor may share the array's memory.
-    """
-    return torch.from_numpy(np.ascontiguousarray(values)).to(device, non_blocking=True)
+    """Copies an array to a device, if possible without making the host wait."""
+    return torch.from_numpy(np.ascontiguousarray(values)).to(device, non_blocking=True)  # may share memory on the CPU

@@ -101,15 +101,14 @@ def find_warps(program: Program, sizes: Numbers) -> list[Warp]:
 
 
 def _forward_matrices(codes: NDArray[np.int32], p: Any, sizes: Numbers) -> Matrices:
-    """Computes the matrices ``(B, 3, 3)`` from image to result, as inverses of the warps' parameters ``p``.
-
-    A matrix that cannot be inverted is pseudo-inverted."""
+    """Computes the matrices ``(B, 3, 3)`` from image to result, as inverses of the warps' parameters."""
     count = len(codes)
     height, width = sizes[:, 0].astype(np.float64), sizes[:, 1].astype(np.float64)
     inverse = np.tile(np.eye(3), (count, 1, 1))
     affine, projected = codes == Code.AFFINE, codes == Code.PERSPECTIVE
     x, y = width / 2, height / 2
     a, b, c, d, e, f = p[:, :6].T
+    # Parameters are relative to the centres, and matrices to the upper left corner.
     centred = np.stack([a, b, c + x - a * x - b * y, d, e, f + y - d * x - e * y], 1).reshape(-1, 2, 3)
     inverse[affine, :2] = centred[affine]
     inverse[projected] = np.concatenate([p, np.ones((count, 1))], 1).reshape(-1, 3, 3)[projected]
@@ -122,10 +121,8 @@ def _forward_matrices(codes: NDArray[np.int32], p: Any, sizes: Numbers) -> Matri
 
 
 def _sampling_grid(code: Code, p: NDArray[np.float32], height: int, width: int) -> tuple[Any, Any]:
-    """Computes the x and y of the source for each pixel of the result, as for torch's ``grid_sample``.
-
-    Computes in float32 and in the order of :mod:`packstore.training.augment.warp_kernels`, to agree with it exactly.
-    """
+    """Computes x and y of the source for each pixel of the result, as for torch's ``grid_sample``."""
+    # In float32, and in the order of warp_kernels, to agree with it exactly.
     half = np.array([0.5 * width] * 3 + [0.5 * height] * 3, np.float32)
     m = p[:6] / half
     if code == Code.AFFINE:

@@ -52,10 +52,7 @@ class RandomVerticalFlip(ProgramOperation):
 
 
 class _WarpOperation(ProgramOperation):
-    """Operation that samples an image at transformed positions.
-
-    Raises :class:`UsageError` for an unknown ``interpolation`` or an invalid ``fill``.
-    """
+    """Operation that samples an image at transformed positions."""
 
     interpolation: str
     fill: Any
@@ -69,22 +66,17 @@ class _WarpOperation(ProgramOperation):
         return True
 
     def _pack_interpolation_and_fill(self) -> int:
-        """Packs the operation's interpolation and fill colour into the ``flags`` of a warp in a program."""
+        """Packs interpolation and fill colour into the ``flags`` of a warp."""
         return int(pack_warp_flags(_WARPED.index(self.interpolation), parse_fill(self, self.fill, deep=True)))
 
     def _parse_angles(self, name: str, value: Any) -> Range:
-        """Returns the range of a user's angles in degrees. A single number n stands for -n … n.
-
-        Raises :class:`UsageError` for angles beyond 3600 degrees, or a range that is not ascending.
-        """
+        """Returns the range of a user's angles in degrees."""
+        # A single number n stands for -n … n.
         pair = (-value, value) if isinstance(value, int | float) and value >= 0 else value
         return parse_range(self, name, pair, -3600, 3600)
 
     def _relative_centre(self, centre: Any, size: Size) -> Range:
-        """Converts ``centre``, x and y from the upper left corner, to coordinates relative to the image's centre.
-
-        None becomes (0, 0).
-        """
+        """Converts ``centre``, x and y from the upper left corner, to coordinates from the image's centre."""
         if centre is None:
             return 0.0, 0.0
         return centre[0] - size[1] * 0.5, centre[1] - size[0] * 0.5
@@ -167,8 +159,7 @@ class RandomAffine(_WarpOperation):
             parse_range(self, "scale", self.scale, 1e-6, 1e6)
 
     def _shear_ranges(self) -> tuple[Range, Range]:
-        """Returns the ranges of degrees by which to shear in x and in y. Raises :class:`UsageError` if one is
-        invalid."""
+        """Returns the ranges of degrees by which to shear in x and in y."""
         if self.shear is None:
             return (0.0, 0.0), (0.0, 0.0)
         if isinstance(self.shear, list | tuple) and len(self.shear) == 4:
@@ -224,7 +215,7 @@ class RandomPerspective(_WarpOperation):
     def draw_program(self, draws: Draws, size: Size) -> Program:
         """Draws which images are distorted, and the movement of their corners."""
         height, width = size
-        moved = np.stack([self._move_corners(draws, width, 1), self._move_corners(draws, height, 5)], 2)
+        moved = np.stack([self._draw_corner_shifts(draws, width, 1), self._draw_corner_shifts(draws, height, 5)], 2)
         corners = np.array([[0, 0], [width - 1, 0], [width - 1, height - 1], [0, height - 1]])
         ends = np.where([[0, 0], [1, 0], [1, 1], [0, 1]], corners - moved, corners + moved)
         return step(
@@ -233,19 +224,14 @@ class RandomPerspective(_WarpOperation):
             where=chance(draws, self.p, 0),
         )
 
-    def _move_corners(self, draws: Draws, length: int, draw: int) -> NDArray[np.int64]:
-        """Draws how many pixels each of an image's four corners moves inwards along a side of ``length``: int64 ``(B,
-        4)``."""
+    def _draw_corner_shifts(self, draws: Draws, length: int, draw: int) -> NDArray[np.int64]:
+        """Draws how far each corner moves inwards along a side of ``length`` pixels: int64 ``(B, 4)``."""
         moved: NDArray[np.int64] = draws.integers(int(self.distortion_scale * (length // 2)) + 1, draw, 4).T
         return moved
 
 
 def _perspective_coefficients(starts: NDArray[Any], ends: NDArray[Any]) -> NDArray[np.float64]:
-    """Computes the coefficients that map ``ends`` ``(B, 4, 2)`` to ``starts`` ``(4, 2)``: float64 ``(B, 8)``.
-
-    Solves the equations of torchvision's ``_get_perspective_coeffs`` by least squares in float64. Returns the identity
-    if corners coincide, because a side has one pixel.
-    """
+    """Computes coefficients ``(B, 8)`` that map ``ends`` ``(B, 4, 2)`` to ``starts`` ``(4, 2)``."""
     count = len(ends)
     x, y = (ends[..., n].astype(np.float64) for n in range(2))
     u, v = (np.broadcast_to(starts[:, n].astype(np.float64), x.shape) for n in range(2))
@@ -254,6 +240,7 @@ def _perspective_coefficients(starts: NDArray[Any], ends: NDArray[Any]) -> NDArr
     matrix[:, 0::2] = np.stack([x, y, ones, none, none, none, -u * x, -u * y], 2)
     matrix[:, 1::2] = np.stack([none, none, none, x, y, ones, -v * x, -v * y], 2)
     target = np.stack([u, v], 2).reshape(count, 8, 1)
+    # By least squares in float64, as torchvision's _get_perspective_coeffs.
     coefficients: NDArray[np.float64] = (np.linalg.pinv(matrix) @ target)[..., 0]
     # Corners of a side of one pixel coincide, so there is no solution: the image stays unchanged.
     degenerate = not math.isfinite(float(coefficients.sum())) or (starts.max(0) == 0).any()
