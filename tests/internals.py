@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from packstore.cli.terminal import encode_kitty, encode_sixel, parse_graphics, terminal_graphics
     from packstore.core import compiled, urls
     from packstore.core import files as scratch
-    from packstore.core.column import CHECKSUM, ITEM_SIZE, KEY, Column
+    from packstore.core.column import CHECKSUM, ITEM_SIZE, KEY, Column, list_user_columns, without_companions
     from packstore.core.column_types import base
     from packstore.core.column_types.base import Field
     from packstore.core.column_types.forms import Canvas, RowClasses, RowFaults, RowMoves

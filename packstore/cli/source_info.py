@@ -209,11 +209,10 @@ def sample_keys(source: Source, survey: Survey) -> list[str]:
 def user_columns(columns: Sequence[Column]) -> list[Column]:
     """Returns the columns that a user declared. Leaves out columns of links, and companions: lengths, shapes and
     validity of other columns."""
-    from packstore.core.column import LINK_COLUMNS
+    from packstore.core.column import LINK_COLUMNS, without_companions
 
-    hidden = {companion.name for column in columns for companion in column.companions}
-    hidden |= {column.name for column in LINK_COLUMNS}
-    return [column for column in columns if column.name not in hidden]
+    hidden = {column.name for column in LINK_COLUMNS}
+    return [column for column in without_companions(columns) if column.name not in hidden]
 
 
 def format_column(column: Column) -> str:

@@ -109,6 +109,18 @@ def find_crowd_column(columns: Sequence[Column]) -> tuple[Column, str] | None:
     return None
 
 
+def without_companions(columns: Iterable[Column]) -> list[Column]:
+    """Returns columns without the companions of others: lengths, shapes and validity."""
+    listed = [*columns]
+    companions = {each.name for column in listed for each in column.companions}
+    return [column for column in listed if column.name not in companions]
+
+
+def list_user_columns(columns: Iterable[Column]) -> list[Column]:
+    """Returns the user's own columns: without :data:`INTERNAL` and companions."""
+    return [column for column in without_companions(columns) if column.name not in INTERNAL]
+
+
 def find_class_column(columns: Sequence[Column], objects: str | None) -> Column | None:
     """Returns the first column with the classes of the rows of the column ``objects``, such as boxes; None if there is
     none. Flags such as ``iscrowd`` are no classes."""

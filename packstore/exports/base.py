@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_hexdigest
 
-from packstore.core.column import INTERNAL, Column
+from packstore.core.column import Column, list_user_columns
 from packstore.core.columns import from_stored
 from packstore.core.files import drop, open_file, sync_tree
 from packstore.core.manifest import Manifest
@@ -308,12 +308,9 @@ class Export(ABC):
         return max(block // 2, block - self.manifest.image.nbytes // max(1, self.manifest.records))
 
     @property
-    def columns(self) -> tuple[Column, ...]:
-        """All columns with values of the user. Leaves out the image, internal columns, and companions (lengths, shapes,
-        validity)."""
-        columns = [column for column in self.manifest.columns if column.name not in INTERNAL]
-        companions = {each.name for column in columns for each in column.companions}
-        return tuple(column for column in columns if column.name not in companions)
+    def columns(self) -> list[Column]:
+        """The user's columns."""
+        return list_user_columns(self.manifest.columns)
 
 
 def name_shard(split: str, number: int, extension: str) -> str:

@@ -30,7 +30,6 @@ from packstore.images.encode.png import encode_png, fits_png
 from packstore.images.orientation import keeps_exif, readers_transpose
 from packstore.images.reading import Reading
 from packstore.stores import Reader
-from packstore.stores.export_manifest import ExportManifest
 from packstore.stores.opening import open_reader
 from packstore.stores.parts import as_image_array
 from packstore.stores.places.local import check_destination
@@ -155,7 +154,8 @@ def plan_export(path: Path, destination: Path, options: ExportOptions, stack: Ex
     export = kind(destination, recoding.manifest, reader, recoded=recoding.recode is not None)
     export.bare = options.bare
     held, visible = tuple(export.exact_columns()), export.visible_columns()
-    hidden = [export.describe_hidden(name) for name in list_value_columns(recoding.manifest) if name not in visible]
+    names = [column.name for column in export.columns]
+    hidden = [export.describe_hidden(name) for name in names if name not in visible]
     lost = [f"the column{'s' * (len(hidden) > 1)} {', '.join(hidden)}"] if hidden else []
     lost += _describe_frame(kind, recoding) + ([_BARE] if options.bare else [])
     shard_bytes = None if kind.one_file else options.shard_bytes or kind.shard_bytes
@@ -163,7 +163,7 @@ def plan_export(path: Path, destination: Path, options: ExportOptions, stack: Ex
     request = xxh3_128_hexdigest(to_canonical_json([__version__, manifest.digest, *asked]).encode("ascii"))
     if not was_published(destination, request):
         check_destination(destination, overwrite=options.overwrite, owned=find_owned_files)
-    has_lines = not kind.keeps_keys or any(name not in held for name in list_value_columns(recoding.manifest))
+    has_lines = not kind.keeps_keys or any(name not in held for name in names)
     return ExportPlan(
         reader=reader,
         export=export,
@@ -184,16 +184,6 @@ _BARE = (
     "packstore.json (--bare): packstore convert gets no more from it than other readers, so keys, types of columns and "
     "the dataset digest may differ"
 )
-
-
-def list_value_columns(manifest: Manifest) -> list[str]:
-    """Returns the names of the columns whose values an export has to keep.
-
-    Leaves out image, key, checksums and companions (lengths, shapes, validity).
-    """
-    columns = ExportManifest(kind="", source="", manifest=manifest, held=()).columns
-    companions = {each.name for column in columns for each in column.companions}
-    return [column.name for column in columns if column.name not in companions]
 
 
 def _resolve_kind(destination: Path, to: str | None) -> type[Export]:

@@ -22,7 +22,7 @@ from packstore.core.proof import image_checksum, join_records_digests, records_d
 from packstore.core.urls import location
 from packstore.exports.base import Export, Record
 from packstore.exports.options import ExportOptions
-from packstore.exports.plan import ExportPlan, image_from_stored, list_value_columns, plan_export
+from packstore.exports.plan import ExportPlan, image_from_stored, plan_export
 from packstore.exports.staging import ExportStaging, ShardReceipt, was_published
 from packstore.stores.export_manifest import ROWS_FILE, ExportManifest, ExportShard, format_record_line
 from packstore.stores.places import place_of
@@ -205,7 +205,7 @@ class _ShardLoop:
         self._progress = progress
         self._records = Proven(plan.reader)
         self._columns = {column.name: column for column in plan.manifest.columns}
-        self._not_held = [name for name in list_value_columns(plan.manifest) if name not in plan.held]
+        self._not_held = [column.name for column in output.columns if column.name not in plan.held]
         self._export = output
         self._bytes = 0
 

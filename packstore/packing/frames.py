@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from packstore.core.column import FRAMES, STORED, UPRIGHT, is_moved
+from packstore.core.column import FRAMES, STORED, UPRIGHT, is_moved, without_companions
 from packstore.core.errors import AmbiguousSourceError, Answer, DecodeError, SampleError, UsageError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.images.orientation import keeps_exif, read_annotation_orientation, swaps_sides
@@ -52,8 +52,7 @@ def state_frames(survey: Survey, upright: bool) -> Survey:
 
 def list_sampled_columns(survey: Survey) -> list[Column]:
     """Returns the columns whose values samples have, without their companions, such as shapes."""
-    companions = {each.name for column in survey.columns for each in column.companions}
-    return [column for column in survey.columns if column.name in survey.sampled and column.name not in companions]
+    return [column for column in without_companions(survey.columns) if column.name in survey.sampled]
 
 
 def no_effect_error() -> UsageError:

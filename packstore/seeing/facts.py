@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.column import FLAGS, INTERNAL
+from packstore.core.column import FLAGS, list_user_columns
 from packstore.core.columns import Ragged
 from packstore.core.errors import CacheError, PackstoreError, UnreachableError
 from packstore.core.manifest import Column, Manifest
@@ -76,8 +76,7 @@ def find_class_column(manifest: Manifest) -> Column | None:
 
 def shown_columns(manifest: Manifest) -> list[Column]:
     """Returns the columns that the page shows: all except internal ones and companions."""
-    hidden = {*INTERNAL, *(each.name for column in manifest.columns for each in column.companions)} - {"image"}
-    return [column for column in manifest.columns if column.name not in hidden]
+    return [manifest.image, *list_user_columns(manifest.columns)]
 
 
 def iterate_parts(reader: Reader, numbers: Iterable[int] | None = None) -> Iterator[tuple[int, int, Reader | None]]:

@@ -17,6 +17,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+from packstore.core.column import without_companions
 from packstore.core.errors import AmbiguousSourceError, Answer, PackstoreError, SourceError, printable
 from packstore.core.urls import UrlPath
 from packstore.sources.annotations import NAMES_IMAGES, NO_ANNOTATION, find_image_companions, find_other_annotations
@@ -97,8 +98,7 @@ class Outcome:
                 made += " of one or two images"
         if splits := [f"{name} {count:,}" for name, count in survey.splits.items() if name]:
             made += f", {_join(splits)}"
-        hidden = {companion.name for column in survey.columns for companion in column.companions}
-        others = [column.name for column in survey.columns if column.name not in (*hidden, "label")]
+        others = [column.name for column in without_companions(survey.columns) if column.name != "label"]
         made += f", with {_join(others)}" if others else "" if names else ", without labels"
         left = [f"{count:,} {what}{'s' * (count != 1)}" for what, count in self.left.most_common()]
         left += [f"{count:,} {what}" for what, count in survey.ledger.members.items() if what.startswith("rows ")]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.column import Column
+from packstore.core.column import Column, without_companions
 from packstore.core.columns import NUMPY_DTYPE, ImageData, shape_to_stored, to_stored
 from packstore.core.errors import ManifestError, SampleError, SourceError, StoreError, printable
 from packstore.core.fields import Field
@@ -134,15 +134,12 @@ class ExportedRows(RowSource):
     @cached_property
     def ranges(self) -> dict[str, range]:
         """Record numbers of each split; all under ``""`` without splits."""
-        splits = {each.name: range(each.start, each.stop) for each in self.store_manifest.splits}
-        return splits or {"": range(self.store_manifest.records)}
+        return {name: range(start, stop) for name, start, stop in self.store_manifest.ranges}
 
     @cached_property
     def columns_at_rest(self) -> list[Column]:
         """Columns of the store without their companions."""
-        columns = self.export_manifest.columns
-        companions = {each.name for column in columns for each in column.companions}
-        return [column for column in columns if column.name not in companions]
+        return without_companions(self.export_manifest.columns)
 
     @cached_property
     def _decoder(self) -> Decoder | None:

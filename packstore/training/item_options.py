@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from packstore.core.column import INTERNAL, find_class_column
+from packstore.core.column import find_class_column, list_user_columns
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column, Manifest
 from packstore.core.options import check_bools, show_value
@@ -83,8 +83,8 @@ def choose_columns(manifest: Manifest, columns: Sequence[str] | None) -> tuple[s
 
 def list_left_out(manifest: Manifest, columns: Sequence[str]) -> list[str]:
     """Returns the names of all columns that an item lacks, except the key and columns that packstore itself reads."""
-    own = {each.name for column in manifest.columns for each in column.companions} | {*INTERNAL} - {"image"}
-    return [column.name for column in manifest.columns if column.name not in own and column.name not in columns]
+    listed = ["image", *(column.name for column in list_user_columns(manifest.columns))]
+    return [name for name in listed if name not in columns]
 
 
 def check_transforms(transform: Any, target_transform: Any, transforms: Any) -> None:

@@ -21,8 +21,10 @@ from tests.internals import (
     StoreError,
     column_digest,
     from_stored,
+    list_user_columns,
     shape_to_stored,
     to_stored,
+    without_companions,
 )
 
 LABEL = Column("label", "fixed", "int64", classes=("ant", "bee"), type="label")
@@ -252,3 +254,12 @@ def test_any_array_comes_back(data: st.DataObject) -> None:
     found = from_stored(column, raw)
     assert (found.dtype, found.shape) == (value.dtype, rows)
     assert found.tobytes() == value.tobytes()
+
+
+def test_lists_leave_out_companions_and_packstore_s_own_columns() -> None:
+    image, key = Column("image", "ragged", "uint8", type="image"), Column("key", "ragged", "uint8", type="text")
+    companions = (*MASK.companions, *BYTES.companions)
+    assert {each.name for each in companions} == {"mask_shape", "mask_valid", "raw_valid"}
+    columns = (image, MASK, key, *companions, BYTES)
+    assert without_companions(columns) == [image, MASK, key, BYTES]
+    assert list_user_columns(columns) == [MASK, BYTES]

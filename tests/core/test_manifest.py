@@ -330,3 +330,8 @@ def test_lookups() -> None:
         manifest.split("x")
     unlabelled = make(columns=(manifest.columns[0], *manifest.columns[2:]))
     assert unlabelled.classes is None
+
+
+def test_ranges_are_those_of_the_splits_or_all_records() -> None:
+    assert make().ranges == [("train", 0, 2), ("val", 2, 3)]
+    assert make(splits=()).ranges == [("", 0, 3)]
