@@ -58,9 +58,10 @@ class SourceComparison(SourceRecords):
     def batch_records(self) -> Iterator[Batch]:
         """Yields batches of the source's entries with their records, in the source's order.
 
-        A batch also has the entries without a record. The last batches have the records without an entry. Notes which
-        records had an entry, for :meth:`compare_coverage`. Notes if the records have another order than the source.
+        A batch also has the entries without a record. The last batches have the records without an entry. Notes for
+        :meth:`compare_coverage` which records had an entry, and if their order is the source's.
         """
+        # Records are found by key, so one that is missing does not shift those behind it.
         index = KeyIndex(self._hash_keys())
         previous = -1
         for entries in self._batch_entries():
@@ -70,6 +71,7 @@ class SourceComparison(SourceRecords):
                 self._in_order = self._in_order and record > previous
                 previous = record
             self._seen[records] = True
+            # Two entries with one key have the same record, which is read once.
             yield Batch([*dict.fromkeys(records)], located)
         missing = np.flatnonzero(~self._seen).tolist()
         for start in range(0, len(missing), COMPARED_RECORDS):
@@ -124,6 +126,7 @@ class SourceComparison(SourceRecords):
     def _compare_counts(self) -> Iterator[Difference]:
         """Counts the source's files with other programs; yields the differences from packstore's own list."""
         path, ledger = self.source.path, self.survey.ledger
+        # A single file says nothing about listing. A full ledger counts its rarest suffixes together.
         if place_of(path).remote or ledger.total < 2 or ("" in ledger.suffixes and len(ledger.suffixes) >= _CAPPED):
             return
         counts = count_independently(path)
@@ -136,6 +139,7 @@ class SourceComparison(SourceRecords):
                 self._counts_agree = False
                 what = f"{suffix} files" if suffix else "files without a suffix"
                 yield Difference(f"the source holds {count:,} {printable(what)}, of which packstore has seen {known:,}")
+        # A row of a table is only sure to be a sample if nothing of the source was left out.
         whole = self.source.kind == "parquet" and self.split is None and not ledger.left
         if whole and rows not in (None, self.survey.records):
             self._counts_agree = False
@@ -170,6 +174,7 @@ class SourceComparison(SourceRecords):
         other, own = self.survey.store, self.manifest
         if other is None or self.split is not None or other.shards is None or own.shards is None:
             return False
+        # Equal digests prove equal records, so no shard has to be opened.
         digests = own.shards.table["digest"], other.shards.table["digest"]
         return np.array_equal(*digests) and own.splits == other.splits
 
@@ -210,6 +215,7 @@ class SourceComparison(SourceRecords):
         """Yields a text for each difference of a record from its entry: labels, split, other values, image."""
         try:
             for column, value in zip(self.survey.labels, entry.labels, strict=True):
+                # Columns that the store lacks were reported once, for the whole store.
                 own = int(value_of(column.name, record)) if column.name in self.labels else value
                 if own != value:
                     yield f"{column.name} is {own}, in the source {value}"
@@ -227,6 +233,7 @@ class SourceComparison(SourceRecords):
         try:
             yield from self._compare_values(record, self.convert_sample(entry.key, content), value_of)
             image = content.image if isinstance(content, Sample) else content
+            # Fixed shapes are in the manifest, others in this column.
             shape = value_of("shape", record) if self.manifest.has_column("shape") else None
             difference = self.encoder.compare(entry.key, image, stored, shape)
         except PackstoreError as error:

@@ -100,6 +100,7 @@ def _read_file(path: Path) -> tuple[ScavengedData, str]:
     """Returns the content of a store file, and why it does not open as a store, else ``""``."""
     try:
         reader = open_reader(path)
+        # A store that opens may still have damaged records, which some formats find better by searching the file.
         if not FORMATS[reader.manifest.format].scavenges_sound_stores:
             return scavenge_reader(reader), ""
         return scavenge_file(path, RecoveredManifest(reader.manifest, True, "intact")), ""
@@ -129,6 +130,7 @@ class _ShardedInspection:
             known = {*names, *(list_needless_files(path) if find_writer(path) is not None else ())}
             notes += [f"{name} does not belong to the store, and is left out" for name in sorted(there.keys() - known)]
         elif len({*there.values()}) == 1:
+            # Without a manifest, the highest number tells how many shards there were.
             last = max(there, key=parse_shard_number)
             names = [there[last].shard_name(i) for i in range(parse_shard_number(last) + 1)]
         else:

@@ -96,6 +96,7 @@ def _count_paths_by_suffix(names: Iterable[str]) -> dict[str, int]:
     """Counts paths by suffix; counts equal paths once."""
     hashes: defaultdict[str, array[int]] = defaultdict(lambda: array("Q"))
     for name in names:
+        # A later member of an archive replaces an earlier one with the same path.
         plain = posixpath.normpath(f"/{name}").lstrip("/")
         hashes[suffix_of(plain)].append(xxhash.xxh3_64_intdigest(plain.encode("utf-8", "surrogateescape")))
     return {suffix: len(np.unique(np.frombuffer(some, np.uint64))) for suffix, some in hashes.items()}
@@ -108,6 +109,7 @@ def _list_tar_names(stream: IO[bytes] | Any, folder: str) -> Iterator[str]:
     ) as archive:
         while (member := archive.next()) is not None:
             archive.members.clear()  # type: ignore[attr-defined] # else it keeps all of them in memory
+            # ImageNet's training set is a tar of tars.
             if member.isreg() and not member.issparse() and not folder and member.name.endswith(".tar"):
                 yield from _list_tar_names(archive.extractfile(member), f"{member.name[:-4]}/")
             elif not member.isdir():

@@ -40,7 +40,7 @@ from packstore.stores.opening import open_reader
 def repair_files(
     damaged: Path, source: Path, destination: Path, options: RepairOptions, progress: ProgressCallback
 ) -> RepairReport:
-    """Repairs a store on this machine into a new one at ``destination``. Writes nothing if nothing is damaged."""
+    """Repairs a local store into a new one at ``destination``; writes nothing if nothing is damaged."""
     refuse_nested_paths(destination, damaged)
     refuse_nested_paths(destination, source)
     with _open_damaged(damaged) as reader:
@@ -180,6 +180,7 @@ class _Repair(RecordWalk):
         if not lost:
             self.writer.flush()
             digest = self.writer.builder.records_digest()
+            # Every record may match its checksum, and the checksums be damaged themselves.
             if digest != self.manifest.records_digest:
                 names = ", ".join(sorted(self.found.columns)) or "image"
                 raise StoreError(
@@ -228,6 +229,7 @@ class _Repair(RecordWalk):
         try:
             own = image_checksum(self.reader.view(record))
         except StoreError:
+            # An image that cannot be read has no checksum of its own.
             own = None
         known = self._list_checksums("checksum", record, own)
         image = self.donor.encode_image(self.donor.find_entry(record)).record
@@ -346,6 +348,7 @@ class RecordWriter:
             self.builder.append(images, values, self._split)
             return
         values |= {c.name: list(some) for c, some in zip(LINK_COLUMNS, zip(*links, strict=True), strict=True)}
+        # A linked store has no image bytes, but their checksums.
         checksums = hash_values(images, len(images))
         self.builder.append([b""] * len(images), values, self._split, checksums=checksums)
 

@@ -114,6 +114,7 @@ def _repair_at_url(url: UrlPath, source: Path, options: RepairOptions, progress:
     damaged, done_bytes = [], 0
     for number, shard in enumerate(table):
         digest = None
+        # A missing shard has no digest, and counts as damaged.
         with suppress(MissingObjectError):
             digest = hash_object(objects, shard_object_name(shard))
         if digest != shard.digest:
@@ -163,8 +164,9 @@ class _ShardRepairs:
     lost: dict[int, Problem] = field(default_factory=dict)
 
     def rebuild(self, damaged: Sequence[int]) -> list[int]:
-        """Replaces the damaged shards that the source has, and rebuilds those that open; returns the numbers of the
-        others."""
+        """Replaces the damaged shards that the source has, rebuilds those that open, and returns the numbers of the
+        others.
+        """
         gone, known = [], _locate_shards(self.source)
         for number in damaged:
             shard = self.table[number]

@@ -287,7 +287,7 @@ class FindingCollector:
         self._drop: dict[str, array[int]] = {}
 
     def add(self, kind: str, what: str, records: Iterable[int] = (), drop: Iterable[int] | None = None) -> None:
-        """Adds a finding with its text and its first 1,000 records. After 10,000 of a kind, only counts.
+        """Adds a finding with its text and its first 1,000 records; after 10,000 of a kind, only counts.
 
         ``drop`` has the records that ``select --drop`` removes for this finding, and is always kept. None means all of
         ``records``.

@@ -144,6 +144,7 @@ class _SalvageWalk(RecordWalk):
         self._data, self._first, self._keys = data, records.start, keys
         self._checksums = self._find_checksums("checksum", len(records))
         self._rows = self._find_checksums(ROW_CHECKSUM.name, len(records))
+        # A row checksum covers all columns, so a missing one makes it useless.
         self._whole = data.columns.keys() >= {*self.fields}
         self._proven = self._whole and self._match_digests()
         sums = () if self._checksums is None else enumerate(self._checksums.tolist())
@@ -211,6 +212,7 @@ class _SalvageWalk(RecordWalk):
         candidates = self._data.images(i)
         if self._checksums is not None:
             expected = int(self._checksums[i])
+            # The last candidate is the likeliest.
             for candidate in reversed(candidates):
                 if image_checksum(candidate) == expected:
                     return candidate, ""
@@ -235,6 +237,7 @@ class _SalvageWalk(RecordWalk):
         shape = found.fields.get("shape") if column.layout is not None and column.kind == "ragged" else None
         if shape is not None and nbytes != column.record_nbytes * int(np.prod(np.asarray(shape, np.int64))):
             raise LostRecordError(f"its image has {nbytes} bytes, which does not fit its shape")
+        # Proven records were checked when the store was written.
         if doubted:
             one = {
                 name: np.asarray(value)[None] if isinstance(value, (np.ndarray, np.generic)) else [bytes(value)]

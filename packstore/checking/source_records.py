@@ -135,10 +135,12 @@ class Donor(SourceRecords):
             rows.update(dict.fromkeys(sums, record))
         for entry in self.report_entries(progress) if by_key else ():
             for record, sums in by_key.get(xxh3_64_intdigest(encode_key(entry.key)), ()):
+                # Without row checksums, the key is the only evidence.
                 if not sums or self._compute_row_checksum(entry) in sums:
                     self._entries[record] = entry
                     for known in sums:
                         rows.pop(known, None)
+        # Some keys are damaged or were renamed: all samples are compared by content.
         for entry in self.report_entries(progress) if rows else ():
             row = self._compute_row_checksum(entry)
             if row in rows:
@@ -233,6 +235,7 @@ class Donor(SourceRecords):
             return {}
         try:
             return self.convert_sample(entry.key, self.source.read(entry))
+        # Kept for a record that finds no sample: this one may be it.
         except AmbiguousSourceError as question:
             self._question = question
             raise

@@ -159,6 +159,7 @@ class StoreCheck:
                 self._report_images(columns, *self._check_images(file.reader, numbered, [columns]))
         if batches is not None:
             for columns, some in zip(checked, self._check_images(reader, batches(), checked), strict=True):
+                # Otherwise nothing is to report, and a shard need not be opened again.
                 if some or columns.damaged:
                     self._report_images(columns, some)
         report.checks += self._list_checks(reached, place.remote)
@@ -285,6 +286,7 @@ class StoreCheck:
                 try:
                     data = reader.view(record - first)
                 except (PackstoreError, IndexError) as error:
+                    # A broken link says itself what is wrong with its file.
                     why = error.why if isinstance(error, LinkError) else f"cannot be read: {error}"
                     differing[record] = Comparison(None, expected or 0, why)
                     continue
@@ -326,16 +328,9 @@ class StoreCheck:
     def _report_records(
         self, file: StoreFile, noun: str, differing: Mapping[int, Comparison], damaged: set[int] | None, damage: str
     ) -> None:
-        """Adds a problem for each record of a file that differs from its checksum.
-
-        Args:
-            file: The file.
-            noun: Names the checksum.
-            differing: The records, numbered from the file's first.
-            damaged: Receives the records. None if their stored checksums are damaged, and the records are not.
-            damage: Begins the problem of a damaged record.
-        """
+        """Adds a problem for each record of a file whose checksum, called ``noun``, differs."""
         for i, (found, expected, why) in differing.items():
+            # The stored checksums are damaged, not the records.
             if damaged is None:
                 what = f"its stored {noun} is damaged: {expected:016x}, should be {found or 0:016x}"
             else:
@@ -376,8 +371,10 @@ def make_decoder(manifest: Manifest, column: Column, max_pixels: int, name: str 
 def decode_files(
     reader: Reader, column: Column, decoder: Decoder, record: int, value: ValueGetter
 ) -> Iterator[tuple[str, Buffer, NDArray[Any] | DecodeError]]:
-    """Yields name and bytes of each image file that a record has in a column beside the main image, and its pixels or
-    why it does not decode."""
+    """Yields name, bytes and pixels of each image file of a record in a column beside the main image.
+
+    If a file does not decode, its error takes the place of its pixels.
+    """
     if column.nullable and not reader.has_value(column.name, record):
         return
     files = [*column.traits.files(column, value(column.name, record))]

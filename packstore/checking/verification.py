@@ -74,6 +74,7 @@ def verify(arguments: VerifyArguments) -> VerifyReport:
     if against is not None and find_bridge(against) is None and place_of(against).is_empty():
         raise UsageError(f"{printable(str(against))}: no such file or directory")
     with progress_callback(arguments.progress) as progress:
+        # A store that is replaced meanwhile looks damaged: the new one is checked instead.
         for left in reversed(range(_TRIES)):
             with open_store(arguments.path) as reader:
                 try:
@@ -185,6 +186,7 @@ class _Verification:
         """Adds a problem for each record with the key of an earlier record; returns their number."""
         double = list_double_keys(self.report.key_digests)
         for record, first in double:
+            # Reading millions of keys is too slow for problems that are only counted.
             key = try_key(self.reader, record) if len(self.report.problems.kept) < MOST_LISTED else None
             self.report.add(Problem(f"record {first} has the same key", record, key), always=True)
         return len(double)

@@ -102,6 +102,7 @@ def find_crowd_column(columns: Sequence[Column]) -> tuple[Column, str] | None:
     """
     boxes = [column.name for column in columns if column.traits.rows_are_objects]
     for column in columns:
+        # TFDS's ``objects_is_crowd`` does not say which boxes it describes.
         of = column.parallel or (boxes[0] if len(boxes) == 1 else None)
         flags = column.kind == "ragged" and not column.shape and column.dtype not in _FLOATS
         if of and flags and (column.traits.has_classes or column.type == "array") and is_crowd_name(column.name):

@@ -106,6 +106,7 @@ class Ragged(Sequence[memoryview]):
         """
         offsets, data = self._offsets, self._data
         start, stop = int(offsets[index]), int(offsets[index + 1])
+        # numpy would cut a wrong range short without an error.
         if not 0 <= start <= stop <= len(data):
             raise StoreError(f"offsets of value {index} are out of range: {start}, {stop} of {len(data)} bytes")
         return data[start:stop].data
@@ -217,6 +218,7 @@ def parse_fixed_value(column: Column, raw: Buffer) -> NDArray[Any]:
     if view.nbytes != column.record_nbytes:
         raise StoreError(f"a value of column {column.name!r} has {view.nbytes} bytes, not {column.record_nbytes}")
     value: NDArray[Any] = np.frombuffer(view, NUMPY_DTYPE[column.dtype]).reshape(column.shape)
+    # LMDB's values begin at any byte.
     if not value.flags.aligned:
         value = value.copy()
         value.flags.writeable = False

@@ -71,6 +71,7 @@ def load_once() -> tuple[ctypes.CDLL | None, str | None]:
     if path is None:
         return None, f"it is not compiled in {FOLDER}; {_AGAIN}"
     try:
+        # Its functions may take other arguments, and a wrong call would crash the process.
         if ctypes.CDLL(str(path)).packstore_engine_interface() != _INTERFACE:
             return None, f"{path} is of another version of packstore: delete it and install packstore again"
         return load_library(str(path)), None

@@ -164,6 +164,7 @@ class CacheFullError(CacheError, UnreachableError):
 
     def __str__(self) -> str:
         there = f", of which {self.in_use:,} are in use" if self.in_use else ""
+        # Objects in use cannot be removed, so the new limit has to hold them and the object.
         return (
             f"the cache {printable(str(self._root))} is too small: an object needs {self.nbytes:,} bytes, it may hold "
             f"{self.budget:,}{there}; give it {self.in_use + self.nbytes:,} with --cache-size or PACKSTORE_CACHE_SIZE"
@@ -214,6 +215,7 @@ def printable(text: str) -> str:
         text = _TOO_LONG.sub(_describe_long_number, text)
     if text.isprintable():
         return text
+    # A surrogate stands for a byte that is no UTF-8.
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii") for c in text)
 
 

@@ -127,6 +127,7 @@ _AXES = {2: "HW", 3: "CHW", 4: "DCHW"}
 def _spatial_column(name: str, field: Array) -> Column:
     """Creates the mask, volume or clip column of an array that is cropped and mirrored like the image."""
     shape = tuple(map(as_index, field.shape))
+    # Without sizes, ``spatial=True`` means a value for each pixel.
     layout = field.spatial if isinstance(field.spatial, str) else _AXES.get(len(shape) or 2, "")
     dtypes = MASK_DTYPES if layout == "HW" else VOLUME_DTYPES
     if field.dtype not in dtypes or field.ragged or layout not in _AXES.values() or len(shape) not in (0, len(layout)):

@@ -104,6 +104,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        # HDF5's errors have the system's reason in their text only.
         of_hdf5 = re.search(r"errno = \d+, error message = '(.*?)'", str(error))
         why = error.strerror or (of_hdf5[1] if of_hdf5 else str(error))
         if error.errno == errno.EFBIG:
@@ -136,6 +137,7 @@ def beyond_standard_streams() -> Iterator[None]:
     """
     held: list[int] = []
     try:
+        # A process may have closed descriptors 0 to 2, and the system gives the lowest free one.
         while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
             held.append(fd)
         os.close(fd)
@@ -156,6 +158,7 @@ def open_regular(path: Path) -> int:
 
     Raises :class:`OSError` if that fails, and for pipes and devices; does not wait for them.
     """
+    # Opening a pipe would wait for its writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -199,6 +202,7 @@ def raise_open_file_limit(number: int) -> int:
         if soft != resource.RLIM_INFINITY and soft < wanted:
             soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            # The hard limit may allow fewer.
             number = max(0, number - (wanted - soft))
         _reserved += number
         return number
@@ -227,6 +231,7 @@ def allocate_bytes(descriptor: int, nbytes: int) -> None:
     :class:`OSError` if the disk is full: a write to a memory map without space would crash the process.
     """
     if hasattr(os, "posix_fallocate") and nbytes:
+        # A write to a memory map without space would crash the process.
         os.posix_fallocate(descriptor, 0, nbytes)
     else:
         os.ftruncate(descriptor, nbytes)
@@ -262,6 +267,7 @@ def sync_directory(path: Path) -> None:
     try:
         os.fsync(fd)
     except OSError as error:
+        # Some network file systems cannot sync directories.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
             raise
     finally:
@@ -380,6 +386,7 @@ def scratch_folder(name: str) -> Iterator[Path]:
     root, prefix = Path(tempfile.gettempdir()), f"packstore-{name}-"
     _remove_scratch(root, prefix)
     process = os.getpid()
+    # Another process could remove a folder that is not locked yet, so it gets its name later.
     made = Path(tempfile.mkdtemp(prefix="packstore-new-"))
     folder = root / (prefix + made.name.rpartition("-")[2])
     try:
@@ -388,6 +395,7 @@ def scratch_folder(name: str) -> Iterator[Path]:
             made.rename(folder)  # under this name it is always locked
             yield folder
     finally:
+        # A forked process ends the block, too.
         if os.getpid() == process:
             for path in (made, folder):
                 shutil.rmtree(path, ignore_errors=True)

@@ -57,6 +57,7 @@ def list_kinds() -> dict[str, str]:
 
     Loads all column types, plug-ins included, whose kinds stand between those of records and of classes.
     """
+    # This loads all column types, plug-ins included.
     faults = {kind: text for each in COLUMN_TYPES.values() for kind, text in each.faults.items()}
     return _OF_RECORDS | dict(sorted(faults.items())) | _OF_CLASSES
 

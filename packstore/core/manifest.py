@@ -308,6 +308,7 @@ class Manifest:
         d = to_plain(self)
         names = ("encoding", "records", "splits", "normalization", "records_digest")
         columns = [
+            # What follows from container, links or seek index is left out, so that equal datasets have equal digests.
             {k: v for k, v in column.items() if k not in ("nbytes", "digest", "frame", "hides_boxes")}
             for column in d["columns"]
             if column["name"] not in DERIVED
@@ -340,6 +341,7 @@ class Manifest:
         if len(text) > MAX_JSON_BYTES:
             raise ManifestError(f"the manifest has {len(text)} bytes, more than {MAX_JSON_BYTES}")
         raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+        # Two bytes of a hostile text may take a hundred in memory.
         separators = raw.count(b",") + raw.count(b"[") + raw.count(b"{")
         if separators > _MAX_JSON_VALUES:
             raise ManifestError(f"the manifest has more than {_MAX_JSON_VALUES} values")
@@ -382,6 +384,7 @@ def _replace_former_encoding(plain: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(options, dict):
         return plain
     resized = any(options.get(name) is not None for name in ("size", "resize", "max_side"))
+    # Files that were not resized have the quality of the source.
     gone = ("not_seekable",) if resized else ("not_seekable", "quality")
     kept = {name: value for name, value in options.items() if name not in gone}
     return plain | {"encoding": "jpeg" if resized else "original", "options": kept}

@@ -140,6 +140,7 @@ def list_options(options: type) -> Iterator[tuple[str, Any, Any, Description]]:
     A field without a default has ``dataclasses.MISSING``. In a type, ``Any`` replaces names that are imported for type
     checkers alone.
     """
+    # Some types are only imported for type checkers.
     names = defaultdict(lambda: Any, vars(builtins))
     for base in reversed(options.__mro__):
         names.update(vars(sys.modules[base.__module__]))
@@ -339,6 +340,7 @@ def whole_number(name: str, value: Any, least: int | None = 1) -> int:
     number below ``least`` or of more than 64 bits. Accepts numpy's whole numbers.
     """
     try:
+        # True is 1 in Python, but no number of workers.
         number = None if isinstance(value, bool) else index(value)
     except TypeError:
         number = None
@@ -433,6 +435,7 @@ def parse_bytes(text: str, least_bare: int = 1000) -> int:
         raise UsageError(f"{text!r} is not a size; write for example 500MB or 1GiB")
     if len(match[1]) > _MOST_DIGITS:
         raise UsageError(f"{text[:_MOST_DIGITS]!r}… is larger than any disk; write for example 500MB or 1GiB")
+    # A small number without a unit is hardly meant in bytes.
     if 0 < float(match[1]) < least_bare and text.strip()[-1].isdigit():
         raise UsageError(f"{text!r} has no unit; write for example {text}MB or {text}GB")
     return int(float(match[1]) * _UNITS[match[2]])

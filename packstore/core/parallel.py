@@ -79,6 +79,7 @@ def ordered_flat_map(
         for item in items:
             pending.append(SimpleQueue())
             pool.submit(work, item, pending[-1])
+            # Two items a worker keep all workers busy while the consumer waits for the first.
             if len(pending) > 2 * workers:
                 yield from flow.take_pieces(pending.popleft())
         while pending:
@@ -107,6 +108,7 @@ class _Flow:
     def wait_for_room(self, pieces: SimpleQueue[Any]) -> bool:
         """Waits until the worker of an item may compute a piece; returns False if the consumer has stopped."""
         with self._changed:
+            # The current item goes on even without room: the consumer waits for its next piece.
             while not self._stopped and self._held >= self._budget and (self._turn is not pieces or not pieces.empty()):
                 self._changed.wait()
             return not self._stopped

@@ -95,6 +95,7 @@ def parse_with_digest(data: bytes) -> dict[str, Any]:
     try:
         plain: dict[str, Any] = load_json(data)
         differs = plain.pop("digest") != sha256_json(plain)
+    # It may be no object, or have no digest.
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ManifestError(str(error)) from None
     if differs:

@@ -83,6 +83,7 @@ def _row_bytes(column: Column, value: Any) -> bytes:
     if value is None:
         return b""
     if column.kind == "ragged":
+        # A hash marks where the value ends; bytes alone could be shifted between two columns.
         return xxh3_64_intdigest(value).to_bytes(8, "little")
     array = np.asarray(value)
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
@@ -129,6 +130,7 @@ def records_digest(checksums: NDArray[np.uint64], rows: NDArray[np.uint64]) -> s
         part = limbs[start : start + _RECORDS_AT_ONCE].astype(np.float64)
         sums = part.T @ powers[-len(part) :]  # exact: at most 2 ** 10 products below 2 ** 32
         total = sum(int(value) << 16 * (i + j) for (i, j), value in np.ndenumerate(sums))
+        # A polynomial of the checksums, so that digests of shards join without reading them.
         digest = (digest * pow(_BASE, len(part), _PRIME) + total) % _PRIME
     return f"{digest:032x}"
 
@@ -166,6 +168,7 @@ def column_digest(values: ColumnData) -> str:
     if not isinstance(values, Ragged):
         _hash_array(data, values)
         return data.hexdigest()
+    # Offsets begin with 0.
     offsets = hashlib.sha256(bytes(8))
     if isinstance(values, LazyRagged):
         ends, end = array("q"), 0

@@ -108,13 +108,13 @@ class _Audit:
         return collector.make_report(reader, options.pixels, checks)
 
     def inspect_images(self, table: RecordTable) -> NDArray[np.int32]:
-        """Decodes and inspects all images; adds findings of odd images and duplicates. Returns height and width of each
-        image, zeros for those that do not decode."""
+        """Decodes and inspects all images, adds findings about them, and returns their heights and widths."""
         options, collector, manifest = self.options, self.collector, self.reader.manifest
         count = len(self.reader)
         done_bytes = 0
         self.progress(Progress("look", 0, count, 0))
         with closing(RecordHashes(count if options.near else 0, len(CROPS) + options.mirrored)) as hashes:
+            # A damaged image is one finding, and not also an odd one.
             reader = with_checksums(self.reader, "always")
             images = ImageInspector(reader, options, hashes if options.near else None)
             workers = options.workers or default_workers()
@@ -123,9 +123,11 @@ class _Audit:
                     collector.add(kind, what, [record])
                 done_bytes += seen.nbytes
                 self.progress(Progress("look", seen.records.stop, count, done_bytes))
+            # In a dataset of gray images, gray is nothing odd.
             if 0 < int(images.greys.sum()) < int(images.decoded.sum()) / 2:
                 for record in np.flatnonzero(images.greys).tolist():
                     collector.add("grey", "grey", [record])
+            # Images that do not decode can still be copies of each other.
             lost = table.there & ~images.decoded
             report_duplicates(collector, manifest, table.rows, table.checksums, lost, "same bytes")
             report_duplicates(collector, manifest, table.rows, images.pixels, images.decoded, "same pixels")
@@ -185,6 +187,7 @@ class RecordTable:
         splits = np.zeros(count, np.int32)
         for number, split in enumerate(manifest.splits):
             splits[split.start : split.stop] = number
+        # The columns begin with ``label``.
         labels = classes[0].values if manifest.has_label else np.full(count, -1, np.int64)
         self.rows = RecordLabels(splits, labels, [len(split) for split in manifest.splits] or [count], classes)
 
@@ -218,11 +221,13 @@ def _read_class_lists(reader: Reader, column: Column, start: int, collector: Fin
     hashes = np.full(len(values), -1, np.int64)
     for record in np.flatnonzero(there).tolist():
         data = bytes(values[record])
+        # A damaged value may end within a number.
         numbers = np.sort(np.frombuffer(data[: len(data) // column.record_nbytes * column.record_nbytes], "<i8"))
         wrong = numbers[(numbers < 0) | (numbers >= len(column.classes))] if column.classes is not None else numbers[:0]
         if len(wrong):
             collector.add("bad_label", f"{printable(column.name)} {wrong[0]}", [start + record])
         else:
+            # Shifted, since negative numbers mean that there is no value.
             hashes[record] = xxh3_64_intdigest(numbers.data) >> 1
     return hashes
 
@@ -249,6 +254,7 @@ def report_classes(collector: FindingCollector, manifest: Manifest, rows: Record
     if classes is not None:
         for number in np.flatnonzero(counts.sum(0) == 0).tolist():
             collector.add("class_empty", f"{names[number]} has no record")
+    # A test set without labels lacks all classes, which is no finding.
     labelled = [n for n in range(len(rows.sizes)) if counts[n].any()]
     for number in range(length):
         of = [n for n in labelled if counts[n, number]]

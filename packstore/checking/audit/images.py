@@ -118,8 +118,8 @@ class ImageInspector:
         self.greys, self.sizes = np.zeros(count, np.bool_), np.zeros((count, 2), np.int32)
 
     def inspect_records(self, records: range) -> Findings:
-        """Reads and decodes the images, masks and further images of these records; fills in the attributes, and returns
-        all other findings.
+        """Inspects the images, masks and further images of some records; fills in the attributes, and returns the
+        findings.
 
         Damage becomes a finding. Raises :class:`UnreachableError` if a shard cannot be fetched.
         """
@@ -133,6 +133,7 @@ class ImageInspector:
             if image is None:
                 continue
             self.decoded[record] = True
+            # Images of other widths may have the same bytes: the width is the seed.
             self.pixels[record] = xxh3_64_intdigest(np.ascontiguousarray(image).data, seed=image.shape[1])
             self.sizes[record] = image.shape[:2]
             shown = to_display(image, self._mode)
@@ -166,6 +167,7 @@ class ImageInspector:
             info: ImageInfo | None = check_header(data)
         except HeaderError as error:
             try:
+                # The beginning may still tell the kind, and decoders may read the rest.
                 info = sniff(data)
                 seen.add("truncated", f"it {error.reason}")
             except HeaderError:
@@ -212,6 +214,7 @@ class ImageInspector:
         elif low < high:
             for bound in (low, high):
                 share = float(np.mean(image == bound))
+                # Zeros are usual around scans and in padding.
                 if share > _CLIPPED and bound != 0:
                     seen.add("clipped", f"{share:.0%} of the values are {bound}, a bound")
 
@@ -226,6 +229,7 @@ class ImageInspector:
         if long > self._options.max_aspect * short:
             seen.add("aspect", f"{width} x {height} pixels")
         if image.dtype == np.uint8:
+            # The small image settles most cases, and is much faster.
             flat = _value_range(small) <= _FLAT and _value_range(shown) <= _FLAT
         else:
             flat = bool((image.max((0, 1)) - image.min((0, 1)) <= (0 if image.dtype.kind == "f" else _FLAT)).all())

@@ -132,6 +132,7 @@ class RecordHashes:
 
     def close(self) -> None:
         """Removes the temporary file."""
+        # Releases the memory map, which would keep the disk space of the file.
         self.windows = self.windows[:0, :0].copy()
         self._file.close()
 
@@ -200,8 +201,10 @@ def find_nearest_before(
     """
     search = _NearSearch(hashes.whole, splits, same, np.full((2, len(splits)), _NONE, np.uint64))
     chosen = _select_distinct(same, splits, hashes.valid)
+    # An image is searched by its own hash, and by those of its crops and mirror image.
     count = 1 + hashes.windows.shape[1]
     for band in range(_BANDS):
+        # Records with an equal band lie together in ``order``, from ``starts[band]`` on.
         keys = _extract_band(hashes.whole[chosen], band)
         order = chosen[np.argsort(keys, kind="stable")]
         starts = np.concatenate([[0], np.cumsum(np.bincount(keys, minlength=1 << _BAND_BITS))])
@@ -258,6 +261,7 @@ class _NearSearch(NamedTuple):
             near = (bits <= THRESHOLD) & (self.same[asking[which]] != self.same[there])
             one, other = asking[which[near]], there[near]
             earlier, later = np.minimum(one, other), np.maximum(one, other)
+            # Distance above number: the minimum is the nearest record, the first of several.
             values = (bits[near].astype(np.uint64) << _NUMBER_BITS) | earlier.astype(np.uint64)
             across = (self.splits[one] != self.splits[other]).astype(np.intp)
             np.minimum.at(self.best, (across, later), values)

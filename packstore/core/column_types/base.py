@@ -216,6 +216,7 @@ class Column:
         """
         if self.kind == "fixed":
             return self.nbytes > _WHOLE_BYTES and self.record_nbytes > _SINGLE_BYTES
+        # Writing one large value would need all of it in memory.
         return self.traits.large or self.nbytes > _WHOLE_BYTES
 
     @property
@@ -378,6 +379,7 @@ class ColumnType(ABC):
         """
         array = np.asarray(value)
         if column.dtype == "bfloat16":
+            # A bfloat16 is the upper half of a float32.
             array = (array.astype(np.uint32) << 16).view(np.float32)
         return {"as": "numbers", **show_numbers(array)}
 
@@ -447,6 +449,7 @@ class ColumnType(ABC):
             return rows, None
         if column.coordinates == "xyxy":
             return moves.move_boxes(rows, images)
+        # A rotated box or polygon is kept if the box around it is.
         keep = moves.move_boxes(self.upright_boxes(column, rows), images)[1] if self.rows_are_objects else None
         return moves.move_points(rows, images), keep
 

@@ -49,6 +49,7 @@ def bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     Too large values become infinite. NaN becomes the quiet NaN.
     """
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    # Ties round to even: the lowest kept bit is added.
     rounded = ((bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16).astype(np.uint16)
     # The carry of rounding would turn some NaN into infinity or negative zero.
     return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
@@ -71,6 +72,7 @@ class RowClasses(NamedTuple):
     def texts(self) -> list[str]:
         """Name of each row's class; the number as text if the class has no name. Crowds have ``(crowd)`` behind it."""
         names = self.names or ()
+        # A damaged store may have numbers beyond the classes.
         texts = [names[n] if 0 <= n < len(names) else str(n) for n in np.asarray(self.numbers).tolist()]
         flags = [] if self.crowds is None else self.crowds.tolist()
         return [f"{text} (crowd)" if crowd else text for text, crowd in zip_longest(texts, flags[: len(texts)])]
@@ -163,6 +165,7 @@ def to_json_numbers(array: NDArray[Any]) -> Any:
             return [plain(each) for each in value]
         if isinstance(value, float):
             return value if math.isfinite(value) else str(value)
+        # JavaScript's numbers are float64.
         return str(value) if type(value) is int and abs(value) >= 1 << 53 else value
 
     return plain(array.tolist())

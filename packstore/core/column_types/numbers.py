@@ -42,6 +42,7 @@ class ArrayType(ColumnType):
 
         Gives an empty array the shape ``(0, *column.shape)``.
         """
+        # An empty list has no second dimension.
         array = array.reshape(0, *column.shape) if array.shape == (0,) else array
         if array.ndim != 1 + len(column.shape) or array.shape[1:] != column.shape:
             raise unfit_error(column, f"shape (n, {', '.join(map(str, column.shape))})", value)
@@ -65,6 +66,7 @@ class ArrayType(ColumnType):
         wanted = (len(raw) // column.record_nbytes, *column.shape) if shape is None else shape
         if math.prod(wanted) != flat.size or min(wanted) < 0:
             raise StoreError(f"a value of column {column.name!r} has {flat.size} elements, not {wanted}")
+        # A value may begin at any byte of a memory map.
         return (flat if flat.flags.aligned else flat.copy()).reshape(wanted)
 
 
@@ -222,6 +224,7 @@ class BoxesType(ArrayType):
         outside = finite & (low < -_OUTSIDE).any(1)
         if sizes is not None and len(rows):
             limits = sizes[:, ::-1].astype(np.float32)
+            # Zeros are sizes that are unknown.
             outside |= finite & (limits > 0).all(1) & (high > limits + _OUTSIDE).any(1)
         yield RowFaults("box_inverted", inverted)
         yield RowFaults("box_empty", ~inverted & (low == high).any(1))
@@ -308,9 +311,11 @@ def to_numbers(column: Column, value: Any) -> NDArray[Any]:
     with np.errstate(over="ignore", invalid="ignore"):
         if column.dtype == "bfloat16" and given.dtype != dtype:
             array = bfloat16_bits(given.astype(np.float32))
+            # These are the infinities.
             lost = (array & 0x7FFF) == 0x7F80
         else:
             array = np.ascontiguousarray(given, dtype)
+            # Rounding is no loss, but a value that becomes infinite or another integer is.
             lost = np.isinf(array) if kind == "f" else array != given
         if given.size and bool((lost & np.isfinite(given)).any()):
             raise ValueError(f"column {column.name!r} has dtype {column.dtype}: some values are out of its range")

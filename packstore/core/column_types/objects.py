@@ -198,6 +198,7 @@ def _has_shape(value: Any) -> bool:
             numbers += 2 if each == [] else _count_numbers(each)  # an object with boxes elsewhere, and here with none
         elif (name := _simplify(key)) in _PLACES and _count_numbers(each):
             names.add(name)
+    # A single number is a count or an id rather than a place.
     if numbers > 1 or any(names.issuperset(_PLACES[name]) for name in names):
         return True
     return any(_has_shape(each) for each in value.values() if isinstance(each, dict | list))
@@ -207,6 +208,7 @@ def _has_shape(value: Any) -> bool:
 def _may_name_shape(key: bytes) -> bool:
     """Tells if a key, as written in JSON, may belong to a shape or a place."""
     text = key.decode("utf-8", "replace")
+    # An escaped key is only known once it is parsed.
     return "\\" in text or _names_shape(text) or _simplify(text) in _PLACES
 
 
@@ -234,6 +236,7 @@ def _count_numbers(value: Any) -> int:
             waiting.extend(each)
         elif isinstance(each, str):
             found += len(_NUMBER.findall(each[:200])) if _NUMBERS.fullmatch(each[:200]) else 0
+        # True and False are integers in Python.
         elif isinstance(each, int | float) and not isinstance(each, bool):
             found += 1
     return min(found, 2)

@@ -252,6 +252,7 @@ class ImagesType(ColumnType):
     def files(self, column: Column, raw: Buffer) -> Sequence[memoryview]:
         """Splits a stored value into its files, without copying. Raises :class:`StoreError` if it is damaged."""
         data, damaged = memoryview(raw), f"a value of column {column.name!r} is no list of files: it"
+        # A hostile value may claim any number of files, so all is checked against its length.
         count = int(np.frombuffer(data, _SIZE, 1)[0]) if data.nbytes >= _SIZE.itemsize else -1
         head = (1 + count) * _SIZE.itemsize
         if count < 0 or head > data.nbytes:
