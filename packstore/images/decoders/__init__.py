@@ -261,7 +261,7 @@ class Decoder:
         if not self.reading.is_plain:
             wanted = self.reading.pixels
             gray = wanted.channels == 1 and wanted.dtype == "uint8"
-            luma = self._decode_luma(data, info) if self._channels == 1 else None
+            luma = self._decode_ordinary(backends.decode_luma, 1, data, info) if self._channels == 1 else None
             if luma is not None:
                 return luma
             from packstore.images.image_files import decode
@@ -269,12 +269,8 @@ class Decoder:
             pixels, mode = decode(data, self.max_pixels, self.reading.frame, gray=gray)
             has_bits = self.reading.depth == "scale" and not mode.has_alpha
             return convert_pixels(pixels, mode, self.reading, sniff(data).precision if has_bits else None)
-        header = _parse_ordinary_jpeg(data, info) if self._fast is not None else None
-        if self._fast is None or header is None:
-            return self._decode_other(data)
-        check_cost(data, header.width, header.height, self.max_pixels)
-        image = _attempt(self._fast, (header.height, header.width, 3), data)
-        return _decode_by_pillow(data, self.max_pixels) if image is None else image
+        image = None if self._fast is None else self._decode_ordinary(self._fast, 3, data, info)
+        return self._decode_other(data) if image is None else image
 
     def _decode_other(self, data: memoryview) -> NDArray[Any]:
         """Decodes a file of 8 bits as RGB by Pillow. Decodes a kind that Pillow does not read, or a TIFF that it
@@ -290,16 +286,18 @@ class Decoder:
 
         return convert_pixels(*decode(data, self.max_pixels), self.reading)
 
-    def _decode_luma(self, data: memoryview, info: ImageInfo | None) -> NDArray[np.uint8] | None:
-        """Decodes the luma of an ordinary JPEG with simplejpeg: ``(H, W, 1)``.
+    def _decode_ordinary(
+        self, decode: backends.Decode, channels: int, data: memoryview, info: ImageInfo | None
+    ) -> NDArray[np.uint8] | None:
+        """Decodes an ordinary JPEG with a library's function: ``(H, W, channels)``.
 
-        Returns None for other files, for damaged ones, and without simplejpeg. Raises :class:`DecodeError` for too many
-        pixels or scans."""
+        Returns None for other files, for damaged ones, and without the library. Raises :class:`DecodeError` for too
+        many pixels or scans."""
         header = _parse_ordinary_jpeg(data, info)
         if header is None:
             return None
         check_cost(data, header.width, header.height, self.max_pixels)
-        return _attempt(backends.decode_luma, (header.height, header.width, 1), data)
+        return _attempt(decode, (header.height, header.width, channels), data)
 
     def __reduce__(self) -> tuple[type[Decoder], tuple[str, int, Reading]]:
         return Decoder, (self.name, self.max_pixels, self.reading)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import struct
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -67,7 +67,7 @@ class UnusualError(Exception):
     """Error for metadata that ordinary writers of files do not produce; Pillow parses the file instead."""
 
 
-class ImageFile:
+class ImageFile(ABC):
     """An image file, decoded without loss: all channels, bits and alpha, any frame. Not thread-safe.
 
     This class reads a file by Pillow. Static methods need no whole file, and know nothing of others.
@@ -104,6 +104,7 @@ class ImageFile:
 
         Returns None if the file may have more bits, alpha or frames, and if the header does not tell. ``data`` is the
         file, or its beginning."""
+        return None
 
     @staticmethod
     def find_exif(data: Data, info: ImageInfo | None) -> tuple[bytes, bytes]:
@@ -141,6 +142,7 @@ class ImageFile:
     def import_library(cls) -> Any:
         """Imports the library that decodes, if Pillow does not. If it is missing, raises :class:`DecodeError`, which
         says what to install."""
+        return None
 
     @classmethod
     def open_plugin(cls, data: memoryview) -> Image.Image:
@@ -158,6 +160,7 @@ class ImageFile:
 
     def refuse_further_frames(self) -> str | None:
         """Returns what a file is, if frames after the first cannot be read; else None."""
+        return None
 
     def check_limits(self) -> None:
         """Raises :class:`DecodeError` if decoding would take too much memory or time."""

@@ -63,14 +63,11 @@ def find_tiff_mode(tags: Any) -> Mode | None:
     The mode may be narrower than the dtype: then decoding compares the values.
     """
     dtype = find_tiff_dtype(tags)
+    if dtype is None or tags.get(_PLANES, 1) != 1:
+        return None
     try:
-        return (
-            None
-            if dtype is None or tags.get(_PLANES, 1) != 1
-            else _find_mode_of_channels(
-                3 if _has_deep_palette(tags) else int(tags.get(277, 1)), find_mode_dtype(dtype) or "", tags
-            )
-        )
+        channels = 3 if _has_deep_palette(tags) else int(tags.get(277, 1))
+        return _find_mode_of_channels(channels, find_mode_dtype(dtype) or "", tags)
     except (TypeError, ValueError):
         return None
 
