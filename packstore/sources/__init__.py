@@ -150,8 +150,9 @@ def recorded_companions(manifest: Manifest, source: Path) -> Sequence[tuple[str,
 
 @contextmanager
 def add_source_to_questions(place: Path, options: SourceOptions, kind: str | None = None) -> Iterator[None]:
-    """Completes an :class:`AmbiguousSourceError` that the block raises: sets its source, and replaces its answers by
-    those of :func:`packstore.sources.answers.try_answers`. ``kind`` is the kind that the user has named."""
+    """Adds its source to each :class:`AmbiguousSourceError` of the block, and replaces its answers by tried ones,
+    see :func:`packstore.sources.answers.try_answers`. ``kind`` is the kind that the user has named.
+    """
     try:
         yield
     except AmbiguousSourceError as error:

@@ -91,7 +91,7 @@ def _folder_pattern(folder: str, suffix: str = "") -> str:
 
 def find_all_annotations(tree: Tree) -> list[SuspectedAnnotation]:
     """Finds all suspected annotations of the images of ``tree``: images that belong to images, and other files."""
-    return _drop_repeated([*map(_suspect, find_image_companions(tree)), *find_other_annotations(tree)])
+    return _drop_repeated([*map(_make_suspect, find_image_companions(tree)), *find_other_annotations(tree)])
 
 
 def find_other_annotations(tree: Tree) -> list[SuspectedAnnotation]:
@@ -118,7 +118,7 @@ def holds_masks(tree: Tree, folder: str) -> bool:
     return any(pattern.matches_file(f"{folder}/{name}") for pattern in masks for name in first)
 
 
-def _suspect(companion: Companion) -> SuspectedAnnotation:
+def _make_suspect(companion: Companion) -> SuspectedAnnotation:
     """Makes a suspected annotation of images that belong to images."""
     return SuspectedAnnotation(printable(companion.phrase), (companion.ignore,))
 
@@ -145,7 +145,7 @@ def find_left_annotations(tree: Tree, paths: Iterable[str]) -> list[SuspectedAnn
         {folder: summarize_folder(folder, Names(sorted(names)), hidden=True) for folder, names in by_folder.items()}
     )
     masks = [
-        _suspect(each)
+        _make_suspect(each)
         for each in find_image_companions(tree)
         if (place := each.example[1].rpartition("/"))[2] in by_folder.get(place[0], ())
     ]

@@ -2,7 +2,7 @@
 
 No image is read. An answer is dropped if it fails, changes nothing, or makes classes of one image each or classes with
 names of splits. The others get a note on what they make and what they leave out. If none of a question's own answers
-keeps all files, those of :func:`_propose` are tried, too.
+keeps all files, those of :func:`_propose_answers` are tried, too.
 """
 
 from __future__ import annotations
@@ -92,21 +92,23 @@ class Outcome:
         made = f"{survey.records:,} samples" if survey.counted else "samples that are not counted"
         if names:
             made += (
-                f" in {len(names):,} classes ({_join([*map(printable, names)])})" if len(names) > 1 else " of one class"
+                f" in {len(names):,} classes ({_join_few([*map(printable, names)])})"
+                if len(names) > 1
+                else " of one class"
             )
             if survey.counted and 2 * len(names) > survey.records:
                 made += " of one or two images"
         if splits := [f"{name} {count:,}" for name, count in survey.splits.items() if name]:
-            made += f", {_join(splits)}"
+            made += f", {_join_few(splits)}"
         others = [column.name for column in without_companions(survey.columns) if column.name != "label"]
-        made += f", with {_join(others)}" if others else "" if names else ", without labels"
+        made += f", with {_join_few(others)}" if others else "" if names else ", without labels"
         left = [f"{count:,} {what}{'s' * (count != 1)}" for what, count in self.left.most_common()]
         left += [f"{count:,} {what}" for what, count in survey.ledger.members.items() if what.startswith("rows ")]
-        lines = f" (as many lines as samples: {_join([*map(printable, self.texts)])})" if self.texts else ""
-        return f"{made}; leaves out {_join(left) or 'nothing'}{lines}"
+        lines = f" (as many lines as samples: {_join_few([*map(printable, self.texts)])})" if self.texts else ""
+        return f"{made}; leaves out {_join_few(left) or 'nothing'}{lines}"
 
 
-def _join(texts: Sequence[str]) -> str:
+def _join_few(texts: Sequence[str]) -> str:
     """Joins the first four texts."""
     return ", ".join(texts[:_SHOWN]) + (", …" if len(texts) > _SHOWN else "")
 
@@ -141,7 +143,7 @@ def try_answers(
         trial = _Trial(place, files, partial(opener, **own, kind=kind))
         tried = list(trial.run(error.answers, asked))
         if tree is not None and kind is None and not any(outcome and not outcome.left for _, outcome in tried):
-            more = trial.run(_propose(place, tree, options, not tried), asked, _ASKED_IN_A_ROW)
+            more = trial.run(_propose_answers(place, tree, options, not tried), asked, _ASKED_IN_A_ROW)
             tried += [(answer, outcome) for answer, outcome in more if outcome and not outcome.has_one_class]
         tried.sort(key=lambda pair: (pair[1] is None, pair[1].left.total() if pair[1] else 0))
         # Last, since it packs no annotations.
@@ -224,32 +226,32 @@ class _Trial:
             survey = source.survey(split)
             ask_about_left(source, survey)
             ask_about_classes(source, survey)
-            left = _count(map(_name_of, survey.ledger.names(Role.LEFT)))
+            left = _count_kinds(map(_last_part, survey.ledger.names(Role.LEFT)))
             if answer.source is not None:
                 left += self.files - (_count_files(place) or Counter())
             tree = getattr(source, "tree", None)
             texts = _find_texts_of_lines(tree, survey) if isinstance(tree, Tree) else []
             outcome = Outcome(survey, source.kind, left, texts)
             if source.kind == "imagefolder" and isinstance(tree, Tree):
-                own = [path for path in list_contents(tree).folders if _name_of(path) in {*outcome.classes}]
+                own = [path for path in list_contents(tree).folders if _last_part(path) in {*outcome.classes}]
                 repeats = any(parent in own for path in own for parent in path_and_parents(path.rpartition("/")[0]))
                 outcome = replace(outcome, repeats_classes=repeats)
             return outcome
 
 
 def _find_texts_of_lines(tree: Tree, survey: Survey) -> list[str]:
-    """Finds the texts among the files left out that have a line for each sample, perhaps below a header."""
+    """Finds the left-out texts that have a line for each sample, perhaps below a header."""
     texts = [path for path in survey.ledger.names(Role.LEFT) if suffix_for_count(path) in (".txt", ".csv", ".tsv")]
     lines = {path: tree.first_bytes(path, _MOST_BYTES).count(b"\n") for path in texts[:_TEXTS] if survey.records}
     return [path for path, count in lines.items() if abs(survey.records - count) < 2]
 
 
-def _name_of(path: str) -> str:
+def _last_part(path: str) -> str:
     """Returns the last part of a path."""
     return path.rpartition("/")[2]
 
 
-def _count(names: Iterable[str]) -> Counter[str]:
+def _count_kinds(names: Iterable[str]) -> Counter[str]:
     """Counts files that matter by what they are: ``image``, ``.txt file``. Leaves out system files, programs, models
     and notes."""
     counts: Counter[str] = Counter()
@@ -273,7 +275,7 @@ def _find_tree(place: Path) -> Tree | None:
 
 
 def _count_files(place: Path) -> Counter[str] | None:
-    """Counts the files of a folder or archive as :func:`_count`. None if there are more than 200,000."""
+    """Counts the files of a folder or archive as :func:`_count_kinds`. None if there are more than 200,000."""
     tree = _find_tree(place)
     counts: Counter[str] = Counter()
     total = 0
@@ -281,12 +283,12 @@ def _count_files(place: Path) -> Counter[str] | None:
         total += len(names)
         if total > _MOST_FILES:
             return None
-        counts += _count(names)
+        counts += _count_kinds(names)
     return counts
 
 
-def _propose(place: Path, tree: Tree, options: SourceOptions, alone: bool) -> Iterator[Answer]:
-    """Yields answers, those that keep most first. With ``alone``, also to pack one of the folders alone."""
+def _propose_answers(place: Path, tree: Tree, options: SourceOptions, alone: bool) -> Iterator[Answer]:
+    """Yields answers, those that keep most first; with ``alone``, also those that pack one of the folders alone."""
     contents = list_contents(tree)
     yield from _name_columns(tree)
     if not any(options.companions.values()):
@@ -354,8 +356,7 @@ def _separate_copies(contents: Contents) -> Iterator[Answer]:
 
 
 def _choose_folders(place: Path, contents: Contents, alone: bool) -> Iterator[Answer]:
-    """Yields the answers that leave out a folder which is no class of several, and with ``alone``, that pack it
-    alone."""
+    """Yields the answers that leave out one of several top folders, and with ``alone`` those that pack it alone."""
     images = {path: folder.images.count for path, folder in contents.folders.items() if folder.images.count}
     base = os.path.commonpath(images) if images else ""
     counts: Counter[str] = Counter()
@@ -363,6 +364,7 @@ def _choose_folders(place: Path, contents: Contents, alone: bool) -> Iterator[An
         counts["/".join(path.split("/")[: len(base.split("/")) + bool(base)])] += count
     alike = Counter(path in images for path in counts)
     for path in filter(None, counts) if 1 < len(counts) <= _TOPS else ():
+        # A small folder unlike the others is perhaps no class.
         if 2 * counts[path] < counts.total() and 2 * alike[path in images] <= len(counts):
             yield Answer(ignore_paths([path]))
         if alone and place.is_dir():

@@ -393,8 +393,10 @@ class Source(ABC):
         return sample.image if isinstance(sample, Sample) else sample
 
     def annotation_frame(self, kind: str) -> str | None:
-        """Returns the frame in which the format's own tools count coordinates and draw masks, ``stored`` or
-        ``upright``, for an image file of a kind such as ``jpeg``. Returns None if the format has no such convention."""
+        """Returns the frame, ``stored`` or ``upright``, in which the format's own tools count coordinates and draw
+        masks. ``kind`` is that of the image file, such as ``jpeg``. Returns None if the format has no such
+        convention.
+        """
         return None
 
     def further_file_name(self, entry: Entry, column: str, number: int) -> str | None:
@@ -428,8 +430,9 @@ class Source(ABC):
         return islice(self.entries(split), 0, count * step, step)
 
     def follow_store(self, manifest: Manifest) -> None:
-        """Takes over what the store of ``manifest`` recorded about its source, to which this source will be appended,
-        as far as the options do not say it. Does nothing in this base."""
+        """Takes over what a store recorded about its source, unless the options say it, since this source will be
+        appended to that store. Does nothing in this base.
+        """
         return
 
     def read_as(self, reading: Reading) -> bool:
@@ -447,8 +450,9 @@ class Source(ABC):
         return os.fsencode(self.path.resolve()).decode("utf-8", "backslashreplace") + "".join(names)
 
     def stamp(self) -> str:
-        """Returns a text that shows changes of the source that its entries do not show. The text is empty if the
-        entries show every change. Raises :class:`SourceError` if the source has vanished."""
+        """Returns a text that changes if the source changes in a way that its entries do not show. The text is empty
+        if the entries show every change. Raises :class:`SourceError` if the source has vanished.
+        """
         return ""
 
     def list_all_files(self) -> Iterator[tuple[str, Sequence[str]]]:

@@ -101,7 +101,7 @@ class CompanionPattern:
         return "_".join(new)
 
     def may_share_column(self, other: CompanionPattern) -> bool:
-        """Tells if files of two patterns are of one column: those of different images, with equal words."""
+        """Tells if two patterns can share a column: they have equal words, and files of different images."""
         own, others = ((each.option, each.type, each.words) for each in (self, other))
         apart = None not in (self.images, other.images) and self.images != other.images
         return apart and self.words != "" and own == others
@@ -146,12 +146,13 @@ class CompanionPattern:
         return len(found["base"]) == len(image["base"]) and len(self.images or "") <= len(self.files)
 
     def _may_end(self, path: str) -> bool:
-        """Tells if a file may be of the pattern by its suffix: with ``.*`` for images, only an image is."""
+        """Tells if the suffix of a file fits: ``.*`` stands for that of any image, or for any suffix in a sidecar."""
         return self.option == SIDECAR or not self.files.endswith(".*") or path.lower().endswith(IMAGE_SUFFIXES)
 
     def list_bases(self, image: str) -> Iterator[tuple[str, str]]:
-        """Yields the possible folders from which the files' pattern counts, with a slash at their end, each with the
-        possible text of ``{s}``. Longer texts come first."""
+        """Yields the possible folders, with a slash at their end, to which the files' pattern is relative, each with
+        the possible text of ``{s}``. Longer texts come first.
+        """
         folder, _, name = image.rpartition("/")
         parts = folder.split("/") if folder else []
         stems = list(_list_stems(name))

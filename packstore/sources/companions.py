@@ -217,8 +217,9 @@ class CompanionsSource(FileRowSource):
         return () if self._palette is None else self._palette.files
 
     def has_folders_without_companions(self) -> bool:
-        """Tells if no image among the first in a folder has a file that belongs to it. A whole split may have none, as
-        many test sets have no masks."""
+        """Tells if the first images of some folder all lack companions. A whole split may have none, as many test
+        sets have no masks.
+        """
         seen: dict[str, list[bool]] = {}
         for image in self._list_images():
             tried = seen.setdefault(image.rpartition("/")[0], [])

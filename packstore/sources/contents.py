@@ -133,8 +133,10 @@ class Contents:
 
     @property
     def may_have_companions(self) -> bool:
-        """Tells if names of images and of other files may go together: a folder of images has names of other forms or
-        suffixes, or there are few folders side by side, or folders in folders, or some folders share names."""
+        """Tells if names of images and of other files may go together. That is so if a folder of images has names of
+        other forms or suffixes, or there are few folders side by side, or folders in folders, or some folders share
+        names.
+        """
         folders = [each for each in self.folders.values() if each.images.count or each.others]
         if any(each.images.count and (each.others or not each.is_uniform) for each in folders):
             return True

@@ -144,11 +144,11 @@ def try_utf8(data: bytes, encoding: str | None, shown: str) -> tuple[bytes, Sour
     end = len(re.split(_BETWEEN, data[place : place + 20])[0])
     line = data.count(10, 0, place) + 1
     start = f"{shown}, line {line}:" if b"\n" in data else f"{shown}:"
-    question = _ask(start, data, [data[place - begin : place + end]], _CANDIDATES)
+    question = _make_question(start, data, [data[place - begin : place + end]], _CANDIDATES)
     return data.decode(question.answers[0].options[1].removeprefix(ROLE)).encode(), question
 
 
-def _ask(start: str, data: bytes, words: Sequence[bytes], candidates: Sequence[str]) -> AmbiguousSourceError:
+def _make_question(start: str, data: bytes, words: Sequence[bytes], candidates: Sequence[str]) -> AmbiguousSourceError:
     """Makes the question which of the candidates is the encoding of a text, with some of its words in each."""
 
     def count_others(name: str) -> int:
@@ -183,7 +183,7 @@ def choose_name_encoding(names: Sequence[bytes], given: str | None, shown: str) 
             raise SourceError(f"{shown}: its names of files are neither UTF-8 nor {given}")
         return given
     some = [name for name in names if not name.isascii()][:_SHOWN_NAMES]
-    raise _ask(f"{shown}: its names of files are", joined, some, _OF_NAMES)
+    raise _make_question(f"{shown}: its names of files are", joined, some, _OF_NAMES)
 
 
 def decode_names(names: list[bytes], stated: Set[bytes], given: str | None, shown: str) -> list[bytes]:

@@ -341,8 +341,8 @@ class ImageFolderSource(FolderSource):
 
 
 def _join_class_folders(folders: list[SplitFolder]) -> list[SplitFolder]:
-    """Makes one split of several folders of a split that have images, if other splits have class folders: these are
-    classes themselves (``--splits own=/cat,own=/dog,copies=/copies``)."""
+    """Joins the folders of a split that are classes themselves: ``--splits own=/cat,own=/dog,copies=/copies``."""
+    # They have images directly in them, while other splits have class folders.
     bare: dict[tuple[str, str], list[SplitFolder]] = {}
     for folder in folders if any(each.classes for each in folders) else ():
         if folder.is_unlabelled:

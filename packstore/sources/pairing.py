@@ -92,7 +92,7 @@ def _find_companions(tree: Tree, contents: Contents) -> list[Companion]:
     for relations in (_relate(tree, None, within), _relate_folders(tree, contents)):
         for relation in sorted(relations, key=lambda each: each.rank):
             # Files that belong to images in their folder belong to no others, and to files no further files belong.
-            if _is_known(tree, known, relation, 1) or (judged := _judge(tree, relation, known)) is None:
+            if _is_known(tree, known, relation, 1) or (judged := _identify(tree, relation, known)) is None:
                 continue
             companion, turned = judged
             masks = companion.certain and companion.option == MASKS and turned is relation
@@ -103,14 +103,13 @@ def _find_companions(tree: Tree, contents: Contents) -> list[Companion]:
 
 
 def _is_known(tree: Tree, known: Sequence[Known], relation: Relation, side: int) -> bool:
-    """Tells if the images (side 0) or the other files (side 1) of a relation belong to images by a known pattern."""
+    """Tells if one side of a relation, images (0) or other files (1), belongs to images by a known pattern."""
     files = [pair[side] for pair in sample(relation.pairs, _TEXTS)]
     return any(any(map(pattern.matches_file, files)) and not other.is_apart(relation, tree) for pattern, other in known)
 
 
 def _follow_chains(found: Sequence[Companion]) -> Iterator[Companion]:
-    """Yields companions, each with the image itself: of a mask that goes with a depth image that goes with a photo, the
-    photo."""
+    """Yields companions with the image at the end of their chain: the photo, for a mask of its depth image."""
     pairs = [each.text.split("=") for each in found if each.option == PAIR and "=" in each.text]
     owners = {files: image for image, files in pairs}
     for each in found:
@@ -186,7 +185,7 @@ def _relate_folders(tree: Tree, contents: Contents) -> list[Relation]:
     for (above, below), folders in groups.items():
         ends = len(above) + bool(above), len(below) + bool(below)
         for one, other in _list_folder_pairs(tree, folders, ends):
-            key = _cut(one.path, ends), _cut(other.path, ends)
+            key = _cut_ends(one.path, ends), _cut_ends(other.path, ends)
             if (is_split(key[0]) and is_split(key[1])) or ("/" in key[0] and "/" in key[1]):
                 continue  # a/train and b/train, which a and b relate
             if key[::-1] in related:
@@ -197,7 +196,7 @@ def _relate_folders(tree: Tree, contents: Contents) -> list[Relation]:
     return [relation for names, pairs in related.items() for relation in _relate(tree, names, pairs)]
 
 
-def _cut(path: str, ends: tuple[int, int]) -> str:
+def _cut_ends(path: str, ends: tuple[int, int]) -> str:
     """Returns a path without so many characters at its beginning and end."""
     return path[ends[0] : len(path) - ends[1]]
 
@@ -220,7 +219,7 @@ def _list_folder_pairs(
         if len(folders) > MOST_SIDE_BY_SIDE:  # most are classes
             pairs = [(first, each) for each in folders if each is not first and _may_share(first, each)]
             # ``ends`` are the lengths of what the paths have in common.
-            if not any(_hold(tree, ends, pair) for pair in sample(pairs, _PROBED)):
+            if not any(_files_go_together(tree, ends, pair) for pair in sample(pairs, _PROBED)):
                 return
     for one, other in pairs:
         one, other = (one, other) if one.images.count else (other, one)
@@ -228,10 +227,10 @@ def _list_folder_pairs(
             yield one, other
 
 
-def _hold(tree: Tree, ends: tuple[int, int], pair: tuple[FolderContents, FolderContents]) -> bool:
+def _files_go_together(tree: Tree, ends: tuple[int, int], pair: tuple[FolderContents, FolderContents]) -> bool:
     """Tells if files of two folders go together, by their names and a few pictures."""
-    names = _cut(pair[0].path, ends), _cut(pair[1].path, ends)
-    return any(_judge(tree, relation, ()) for relation in _relate(tree, names, [pair]))
+    names = _cut_ends(pair[0].path, ends), _cut_ends(pair[1].path, ends)
+    return any(_identify(tree, relation, ()) for relation in _relate(tree, names, [pair]))
 
 
 def _may_share(one: FolderContents, other: FolderContents) -> bool:
@@ -251,7 +250,7 @@ def _list_kinds(folder: FolderContents) -> list[NameSet]:
     return [folder.images, *(names for suffix, names in folder.others.items() if suffix not in NO_SIDECARS)]
 
 
-def _judge(tree: Tree, relation: Relation, known: Sequence[Known]) -> tuple[Companion, Relation] | None:
+def _identify(tree: Tree, relation: Relation, known: Sequence[Known]) -> tuple[Companion, Relation] | None:
     """Looks at a few files of a relation, and returns what they are, with the relation from images to them."""
     from packstore.sources.resemblance import are_masks, differ_in_colour, read_picture
 
@@ -267,7 +266,7 @@ def _judge(tree: Tree, relation: Relation, known: Sequence[Known]) -> tuple[Comp
         type = tell_type(other.suffix, contents, tree.encoding)
         certain = type == "text" and other.suffix in PROSE and all(map(is_words, contents))
         certain = certain and not (one.is_numbered or one.is_whole)  # it may belong to images of several numbers
-        return None if type is None else _make(relation, SIDECAR, f"{text}={type}", certain)
+        return None if type is None else _make_companion(relation, SIDECAR, f"{text}={type}", certain)
     pictures: list[Pair] = []
     for image, file in dict.fromkeys(sample(relation.pairs, LOOKED_AT)):
         pictures.append((read_picture(tree, image), read_picture(tree, file)))
@@ -277,7 +276,7 @@ def _judge(tree: Tree, relation: Relation, known: Sequence[Known]) -> tuple[Comp
     by_names = within or not relation.merely_counts
     may_be_masks = not (relation.numbered and one.is_whole)  # not cat/1.png and cat/2.png
     if may_be_masks and are_masks(pictures, by_names):
-        return _make(relation, MASKS, text, within or not relation.has_other_owner(tree, known))
+        return _make_companion(relation, MASKS, text, within or not relation.has_other_owner(tree, known))
     masks_first = may_be_masks and are_masks([(file, image) for image, file in pictures], by_names)
     grey_first = differ_in_colour(pictures) and all(image is not None and image.is_grey for image, _ in pictures)
     if within and one.suffix in _PHOTOS and other.suffix not in _PHOTOS:
@@ -285,7 +284,7 @@ def _judge(tree: Tree, relation: Relation, known: Sequence[Known]) -> tuple[Comp
     may_swap = relation.folders is None or relation.folders[0] != ""
     if (grey_first or masks_first) and may_swap:
         # The files are the images: the relation is turned around.
-        return _judge(tree, relation.swapped(), known)
+        return _identify(tree, relation.swapped(), known)
     masks = [image is not None and image.is_mask for image, _ in pictures]
     if (all(masks) and not (within and _covers_images(tree, relation))) or (one.is_whole and any(masks)):
         return None  # several masks of an image
@@ -298,7 +297,7 @@ def _judge(tree: Tree, relation: Relation, known: Sequence[Known]) -> tuple[Comp
         relation, side = relation.swapped(), 0
     images, files = relation.patterns
     text = files if relation.one.is_whole else f"{images or relation.one.pattern()}={files}"
-    companion, relation = _make(relation, PAIR, text, False)
+    companion, relation = _make_companion(relation, PAIR, text, False)
     if any(each is not None and each.is_deep for each in (pair[side] for pair in pictures)):
         column = make_column_name(parse_pattern(PAIR, text).words or PAIR)
         companion = replace(companion, further=("--column", f"{column}.depth=keep"))
@@ -312,9 +311,8 @@ def _covers_images(tree: Tree, relation: Relation) -> bool:
     return relation.is_complete and folders <= places
 
 
-def _hold_stems(tree: Tree, relation: Relation) -> bool:
-    """Tells if all names in the folders of one side are plain ones of the other side with a word: ``photo/a.tif``,
-    ``height/a_height.tif``."""
+def _adds_word_to_names(tree: Tree, relation: Relation) -> bool:
+    """Tells if one side only adds a word to the names of the other: ``height/a_height.tif`` to ``photo/a.tif``."""
     side = 1 if relation.one.is_plain else 0
     affix = (relation.one, relation.other)[side]
     some = [[file.rpartition("/")[0] for file in pair] for pair in sample(relation.pairs, LOOKED_AT)]
@@ -326,8 +324,7 @@ def _hold_stems(tree: Tree, relation: Relation) -> bool:
 
 
 def _are_forms(tree: Tree, relation: Relation, pictures: Sequence[Pair]) -> bool:
-    """Tells if the pictures of each pair are forms of one, by the words that their names differ in, or else by how they
-    look."""
+    """Tells if the pictures of each pair are forms of one scene, by words in their names, or else by how they look."""
     from packstore.sources.resemblance import differ_in_colour, have_own_sizes, resemble
 
     one, other, within = relation.one, relation.other, relation.folders is None
@@ -343,22 +340,21 @@ def _are_forms(tree: Tree, relation: Relation, pictures: Sequence[Pair]) -> bool
     if named and len({*relation.bases}) > 1:  # not cat/img_amber.jpg and cat/img_birch.jpg
         return True
     parallel = relation.folders is not None and all(relation.folders)  # not cat/1.jpg and copies/cat/flip_1.jpg
-    if parallel and one.is_plain != other.is_plain and relation.is_complete and _hold_stems(tree, relation):
+    if parallel and one.is_plain != other.is_plain and relation.is_complete and _adds_word_to_names(tree, relation):
         return True
     if not (letters or relation.merely_counts):
         return True
     return have_own_sizes(pictures) or differ_in_colour(pictures) or resemble(pictures)
 
 
-def _make(relation: Relation, option: str, text: str, certain: bool) -> tuple[Companion, Relation]:
+def _make_companion(relation: Relation, option: str, text: str, certain: bool) -> tuple[Companion, Relation]:
     """Makes a companion from a relation, and returns both."""
     count, example = len(relation.pairs), relation.pairs[0]
     return Companion(option, text, relation.ignore, count, relation.images, example, certain), relation
 
 
 def _find_folders_of_one_image(tree: Tree, contents: Contents) -> Iterator[Companion]:
-    """Finds masks in folders beside a folder with one image, of whatever names: ``7/images/7.png``,
-    ``7/masks/0.png``."""
+    """Finds masks beside a folder with one image, whatever their names: ``7/masks/0.png`` for ``7/images/7.png``."""
     groups: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
     for folder in contents.folders.values():
         inside = [contents.folders.get(join(folder.path, name)) for name in folder.folders if folder.path]

@@ -83,8 +83,9 @@ def ask_about_annotations(
 
 
 def ask_about_companions(path: Path, plain: Kind, *kinds: Kind) -> AmbiguousSourceError:
-    """Returns the question about files that seem to belong to images: to read them, to leave them out, to pack other
-    forms of images as samples of the ``plain`` kind, or ``kinds``."""
+    """Returns the question about files that seem to belong to images. The answers read them, leave them out, or pack
+    other forms of images as samples of the ``plain`` kind or of ``kinds``.
+    """
     tree = open_tree(path)
     found = [] if tree is None else find_companions(tree)
     shown = ", ".join(f"{printable(each.phrase)} ({each.count} of {each.images})" for each in found[:_NAMED])

@@ -227,8 +227,9 @@ def _refuse_unlikely_classes(path: Path, clips: bool) -> None:
 
 
 def _refuse_few_annotations(path: Path, kind: Kind) -> None:
-    """Raises :class:`AmbiguousSourceError` if folders of images may be classes, and fewer than half of the images have
-    a file of annotations of ``kind`` beside them."""
+    """Raises :class:`AmbiguousSourceError` if folders may be classes, and under half of their images have a ``kind``
+    file.
+    """
     tree = open_tree(path) if kind.sidecar_extensions else None
     if tree is None:
         return
@@ -398,8 +399,7 @@ def _find_non_classes(contents: Contents, clips: bool) -> tuple[str, list[str], 
 
 
 def _find_repeated_names(folders: Iterable[str], classes: Collection[str]) -> set[str]:
-    """Finds those of the folders of ``classes`` in which two folders or more, at any depth, are called as classes.
-    ``folders`` are all folders."""
+    """Returns the folders of ``classes`` that contain, at any depth, two or more folders with names of classes."""
     names = {path.rpartition("/")[2].lower() for path in classes}
     inside: dict[str, set[str]] = {path: set() for path in classes}
     for path in folders:

@@ -274,8 +274,10 @@ class Relation:
 
     @property
     def holds(self) -> bool:
-        """True for two pairs or more, of different names, a third of the images and half of the other files; or all of
-        the images in a folder and a quarter of other images; or all files of another folder."""
+        """True if enough names pair up for the relation to be no chance. That is two pairs or more, of different
+        names, a third of the images and half of the other files; or all of the images in a folder and a quarter of
+        other images; or all files of another folder.
+        """
         count, within = len(self.pairs), self.folders is None
         places = {image.rpartition("/")[0] for image, _ in self.pairs}
         if count < 2 or (not within and len({*self.bases}) < 2):  # image.jpg in each folder
@@ -307,8 +309,9 @@ class Relation:
 
     @property
     def merely_counts(self) -> bool:
-        """True if names are no evidence: common parts hardly differ by other than numbers, decimal or hexadecimal, or
-        are few."""
+        """True if names are no evidence: their common parts are few, or hardly more than numbers, decimal or
+        hexadecimal.
+        """
         if self.folders is not None and {*self.one.tokens, *self.other.tokens} & {*map(str.lower, self.folders)}:
             return True  # names that begin with their folder's, as those of classes do
         # Names of folders are no evidence either: art/cat/art1.jpg, real/cat/real1.jpg
@@ -374,8 +377,9 @@ class Relation:
         return not any(self.one.find(names, base) for names, base in places)
 
     def has_other_owner(self, tree: Tree, known: Sequence[tuple[CompanionPattern, Relation]]) -> bool:
-        """Tells if a further folder beside that of the files has images of the same names, other than ``known``
-        files that belong to images."""
+        """Tells if another folder has images of the same names, so that the files may belong to these. ``known``
+        companions of images do not count.
+        """
         image, file = self.pairs[0]
         mine, its = image.split("/"), file.split("/")
         place = next((n for n, (a, b) in enumerate(zip(mine, its, strict=False)) if a != b), 0)
@@ -401,8 +405,9 @@ class Relation:
 
     @property
     def rank(self) -> tuple[int, bool, int, str]:
-        """Order in which relations are tried: most pairs first; then images, so that other files are found to belong to
-        the first of several images; then names that differ by less."""
+        """Order in which relations are tried: most pairs first, then images, then names that differ by less. Images
+        come before other files, which so belong to the first of several images.
+        """
         length = len("".join((*self.one, *self.other)))
         return -len(self.pairs), self.other.suffix not in IMAGE_SUFFIXES, length, self.patterns[1]
 

@@ -82,12 +82,12 @@ def read_picture(tree: Tree, file: str) -> Picture | None:
     if key not in _recent:
         if len(_recent) >= _MOST_RECENT:
             _recent.clear()
-        _recent[key] = _read(tree.first_bytes(file, _MAX_BYTES))
+        _recent[key] = _decode_picture(tree.first_bytes(file, _MAX_BYTES))
     return _recent[key]
 
 
-def _read(data: bytes) -> Picture | None:
-    """Does the work of :func:`read_picture`."""
+def _decode_picture(data: bytes) -> Picture | None:
+    """Decodes an image to the facts about it; None if its header cannot be read."""
     try:
         info = sniff(data[:_HEADER])
     except HeaderError:

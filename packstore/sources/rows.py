@@ -494,8 +494,9 @@ class FileRowSource(TreeRowSource):
         return self.tree.locate(ref[0])
 
     def further_file_name(self, entry: Entry, column: str, number: int) -> str | None:
-        """Returns the path of a file that is a value of the row, for any other value that of the row's annotation.
-        Returns None for the main image, and if no such file is known."""
+        """Returns the path of the file that has a value of the row: the value itself, or the row's annotation.
+        Returns None for the main image, and if no such file is known.
+        """
         *_, rest = entry.ref
         files = _list_files_of(rest.get(column)) if isinstance(rest, Mapping) else ()
         if number < len(files):

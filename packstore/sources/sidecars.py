@@ -49,8 +49,9 @@ def tell_type(suffix: str, contents: Sequence[bytes], encoding: str | None) -> s
 
 
 def is_words(raw: bytes) -> bool:
-    """Tells if a text is for people, or empty: UTF-8 with letters, neither XML nor JSON nor a pointer of Git
-    LFS, no line of four or more numbers, and at most 64 KiB."""
+    """Tells if a text is for people, or empty. Such a text is UTF-8 with letters, neither XML nor JSON nor a pointer
+    of Git LFS, has no line of four or more numbers, and at most 64 KiB.
+    """
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError:

@@ -147,7 +147,7 @@ def left_of(note: str) -> Counter[str]:
 
 
 def count_files(root: Path) -> Counter[str]:
-    return module._count(file.name for file in root.rglob("*") if file.is_file())
+    return module._count_kinds(file.name for file in root.rglob("*") if file.is_file())
 
 
 @pytest.mark.slow
@@ -182,7 +182,7 @@ def test_each_line_packs_and_leaves_out_what_it_says(name: str, archive: bool, t
         survey = opened.survey(split)
         used = count_files(Path(answer.source or root))
         for path in survey.ledger.names(module.Role.LEFT):
-            used -= module._count([path.rpartition("/")[2]])
+            used -= module._count_kinds([path.rpartition("/")[2]])
         opened.close()
         assert left_of(answer.note) == count_files(root) - used, (line, answer.note)
         names = next((column.classes for column in survey.columns if column.name == "label"), None) or ()

@@ -220,7 +220,8 @@ class SidecarSource(AnnotatedSource):
 
 
 def beside(help: str, **options: Any) -> Callable[[ReadParts], Kind]:
-    """Makes the kind of a format with a file of annotations for each image from its generator, by the generator's name.
-    ``options`` are the other attributes of :class:`SidecarFormat`. Recognition is certain of each path with images and
-    their annotations."""
+    """Decorates the generator of a format with a file of annotations for each image: makes the kind of its name.
+    ``options`` are the other attributes of :class:`SidecarFormat`. Recognition is certain of each path with images
+    and their annotations.
+    """
     return make_decorator(SidecarFormat, SidecarSource, help=help, **options)

@@ -174,7 +174,8 @@ class DocumentSource(AnnotatedSource, SpooledSource):
 
 
 def document(help: str, list_images: ListImages, **options: Any) -> Callable[[ReadParts], Kind]:
-    """Makes the kind of a format with a file of annotations for many images from two generators: ``list_images`` lists
-    the images of a file, the decorated one, whose name is the kind's, reads the annotation of one image. ``options``
-    are the other attributes of :class:`DocumentFormat`. Recognition is certain of each path with such a file."""
+    """Decorates the generator of a format with annotations of many images in a file: makes the kind of its name.
+    ``list_images`` lists the images of a file, the generator reads the annotation of one image. ``options`` are the
+    other attributes of :class:`DocumentFormat`. Recognition is certain of each path with such a file.
+    """
     return make_decorator(DocumentFormat, DocumentSource, help=help, list_images=list_images, **options)

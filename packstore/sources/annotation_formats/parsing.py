@@ -52,7 +52,7 @@ def flatten_points(points: Iterable[Sequence[Any]]) -> list[float]:
 
 
 def is_flagged(flags: Any, *names: str) -> bool:
-    """Tells if one of the flags ``names`` of an object is set: neither missing nor 0, False, ``"0"`` or ``"false"``."""
+    """Tells if one of the flags ``names`` of an object is set to anything but 0, False, ``"0"`` and ``"false"``."""
     values = [flags.get(name) for name in names] if isinstance(flags, Mapping) else []
     return any(value not in (None, 0, "") and str(value).lower() not in ("0", "false") for value in values)
 
@@ -112,8 +112,9 @@ def parse_each_line(convert: Callable[[str], T]) -> Callable[[bytes], list[T]]:
 
 
 def split_numbers(line: str, separator: str | None, counts: Collection[int], names: int = 0) -> list[Any]:
-    """Splits a line into numbers, of which the first ``names`` are texts. Raises :class:`ValueError` for another number
-    of values than ``counts``, and for a value that is no number."""
+    """Splits a line into values: the first ``names`` stay texts, all others become numbers. Raises
+    :class:`ValueError` for another number of values than ``counts``, and for a value that is no number.
+    """
     words = line.strip().rstrip(",").split(separator)
     if len(words) not in counts:
         raise ValueError(f"found {len(words)} values, expected {' or '.join(map(str, counts))}")
@@ -121,7 +122,7 @@ def split_numbers(line: str, separator: str | None, counts: Collection[int], nam
 
 
 def parse_id(value: Any) -> int | str | None:
-    """Returns an id in the one form in which equal ids are equal: ``1`` for 1, 1.0, ``"1"`` and ``"1.0"``.
+    """Normalises an id: ``1`` for 1, 1.0, ``"1"`` and ``"1.0"``.
 
     Other texts stay, such as ``"007"``. Returns None for any other value.
     """
@@ -172,7 +173,7 @@ def match_images(
 
 
 def check_most_match(where: str, name: str, unmatched: Collection[Any], total: int) -> None:
-    """Raises :class:`SourceError` if most annotations of a file match nothing: their ids are then written differently.
+    """Raises :class:`SourceError` if most annotations of a file match nothing, since ids may be written differently.
 
     Args:
         where: The file, for the message.

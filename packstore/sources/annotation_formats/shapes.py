@@ -154,9 +154,9 @@ class Document:
     def match_frames(
         self, images: Sequence[str], lines: Iterable[tuple[float, Any]], number: str = r"(\d{1,11})\.\w+"
     ) -> Iterator[tuple[str, int, Sequence[Any]]]:
-        """Yields each image of a video with its number and its ``lines``, which are given with the number of their
-        frame. An image is named by this number, the group of the pattern ``number``. Counts frames without an image as
-        left out.
+        """Yields each image of a video with its number and its ``lines``; each line is given with the number of its
+        frame. An image is named by this number, the group of the pattern ``number``. Counts frames without an image
+        as left out.
 
         Raises :class:`ValueError` if there are images and frames, but no frame has an image.
         """
@@ -174,7 +174,9 @@ class Document:
         self.leave("frames of a video without an image", len(frames.keys() - set(numbers)))
 
     def list_frames(self, folder: str | None, lines: Iterable[tuple[float, Any]]) -> Iterator[Listed]:
-        """Lists the images of a folder, None if it is missing, as :meth:`match_frames`."""
+        """Lists the images of a folder with their lines, as :meth:`match_frames`; none if the folder is None
+        (missing).
+        """
         images = () if folder is None else self.list_images(folder)
         for image, _, own in self.match_frames(images, lines):
             yield Listed(join(folder or "", image), own)
@@ -210,9 +212,10 @@ def polygon(label: str | None, *polygons: list[float], **values: Any) -> Annotat
 
 
 def mask(label: str | None, mask: Any, corners: Sequence[float] | None = None, **values: Any) -> AnnotatedObject:
-    """Makes an object from its mask: polygons with their box, or run lengths ``{"size": [height, width], "counts": …}``
-    with their box, or else that of the whole image. ``values`` go to further columns. Raises :class:`ValueError` for a
-    size that is no number; checks nothing else."""
+    """Makes an object from its mask: polygons, or run lengths ``{"size": [height, width], "counts": …}``. Without
+    ``corners``, the box of run lengths is that of the whole image. ``values`` go to further columns. Raises
+    :class:`ValueError` for a size that is no number; checks nothing else.
+    """
     if isinstance(mask, Mapping):
         height, width = (int(to_float(each)) for each in mask["size"])
         mask, corners = {"size": [height, width], "counts": mask["counts"]}, corners or [0, 0, width, height]

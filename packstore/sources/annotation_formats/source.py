@@ -140,8 +140,9 @@ def make_kind(format: Format, source: Callable[[Path, SourceOptions, Any], Annot
 def make_decorator(
     form: Callable[..., Format], source: Callable[[Path, SourceOptions, Any], AnnotatedSource], **options: Any
 ) -> Callable[[ReadParts], Kind]:
-    """Returns a decorator of a generator, which makes the kind of its format: of the class ``form`` with ``options``,
-    read by ``source``, by the generator's name."""
+    """Returns a decorator that makes the kind of a format from its generator: ``form`` with ``options``, read by
+    ``source``, under the generator's name.
+    """
     return lambda read_parts: make_kind(form(read_parts=read_parts, **{"kind": read_parts.__name__, **options}), source)
 
 
@@ -192,9 +193,10 @@ class AnnotatedSource(FileRowSource):
         return path.startswith(tuple(self.expected))
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the columns that any annotation needs, ``image`` first, and ``boxes`` if there is no other but
-        ``json``; then those of further files if any image has them. The first call reads all annotations. Raises
-        :class:`SourceError` if annotations name more than 65,536 classes."""
+        """Declares the columns that some annotation needs, ``image`` first, then those of further files. Adds
+        ``boxes`` if there would be no column but ``json``. The first call reads all annotations. Raises
+        :class:`SourceError` if annotations name more than 65,536 classes.
+        """
         seen, classes = self._summary[0], self._classes
         seen = seen | {"boxes"} if seen == {"json"} else seen
         labels = {"labels": "boxes", "keypoint_labels": "keypoints"}

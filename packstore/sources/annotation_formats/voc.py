@@ -264,7 +264,7 @@ class VocSource(SidecarSource):
 
 
 def _counts_from_zero(box: Sequence[float]) -> bool:
-    """Tells if a box, as written, is one that no file has that counts from 1: it begins within 0 to 1."""
+    """Tells if a box begins at 0 or below 1, which no file has that counts pixels from 1."""
     left, top, right, bottom = box
     return (0 <= left < 1 or 0 <= top < 1) and left < right and top < bottom  # four zeros are no box
 

@@ -107,8 +107,9 @@ class _CachedTrees(NamedTuple):
 
 @contextmanager
 def cache_trees() -> Iterator[None]:
-    """Caches trees of folders, their listings and contents, and indexes and errors of archives within the block: each
-    kind of source opens the same path. Only for recognition and opening: changes to a folder are not seen."""
+    """Caches opened trees, their listings, and indexes and errors of archives within the block, since each kind of
+    source opens the same path. Only for recognition and opening: changes to a folder are not seen.
+    """
     with ExitStack() as stack, set_within(_cached, _CachedTrees({}, {}, stack)), cache_contents():
         yield
 

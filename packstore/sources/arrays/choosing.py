@@ -312,8 +312,7 @@ def _propose_flat_layouts(image: _NamedArray, lengths: Collection[int]) -> tuple
 
 
 def find_text_labels(roles: ArrayRoles) -> list[str]:
-    """Finds the arrays that seem to name the class of each sample, if there are no labels: texts with a name for
-    labels."""
+    """Finds arrays of texts that seem to be labels by their names, if no array was chosen as labels."""
     if any("label" in part.columns for part in roles.parts):
         return []
     texts = (chosen.info for chosen in roles.parts[0].columns.values() if chosen.info.content == "texts")
@@ -321,9 +320,10 @@ def find_text_labels(roles: ArrayRoles) -> list[str]:
 
 
 def find_class_names(roles: ArrayRoles, blocks: BlockCache) -> tuple[str, ...] | None:
-    """Finds the names of the classes of all labels: those in an array of texts, if there is one for each label, else
-    the sorted texts of labels that are texts. Reads all labels. Raises :class:`OSError` or :class:`ValueError` if
-    labels or texts cannot be read, or more than 1,048,576 of them differ."""
+    """Finds the names of the classes: those in an array of texts that has one for each class, or else the sorted
+    labels if these are texts. Reads all labels. Raises :class:`OSError` or :class:`ValueError` if labels or texts
+    cannot be read, or more than 1,048,576 of them differ.
+    """
     names, texts, most = _read_class_names(blocks, roles.classes), set[str](), -1
     for part in roles.parts:
         chosen = part.columns.get("label")

@@ -145,8 +145,9 @@ class FileArray(ABC):
         return None
 
     def find_unwritten(self, axis: int) -> tuple[int, NDArray[np.bool_]]:
-        """Returns the number of chunks that were never written, and a mask of the samples along ``axis`` of which no
-        chunk was."""
+        """Returns the number of chunks that were never written, and a mask of the samples along ``axis`` without any
+        written chunk.
+        """
         found = self.list_written() if self.info.content == "numbers" else None
         if found is None:
             return 0, np.zeros(self.info.shape[axis], np.bool_)
@@ -228,8 +229,10 @@ class StoredArray(FileArray):
 def verify_first(
     name: str, read: ReadRange, size: int, crc: int | None = None, end: Callable[[], int] | None = None
 ) -> ReadRange:
-    """Returns a function that reads as ``read`` does. Its first call reads all ``size`` bytes, and raises
-    :class:`ValueError` if they end elsewhere than ``end`` returns, or have another CRC-32 than ``crc``."""
+    """Returns a function that reads like ``read``, and proves the data first. Its first call reads all ``size``
+    bytes, and raises :class:`ValueError` if they end elsewhere than ``end`` returns, or have another CRC-32 than
+    ``crc``.
+    """
     verified = False
 
     def read_verified(nbytes: int, offset: int) -> bytes:

@@ -180,7 +180,7 @@ class ObjectColumn:
         return self._name_member(self.labels) if self.boxes else self.labels
 
     def _name_member(self, member: str) -> str:
-        """Returns the name of a member of the objects as a column of its own; that of the column for ``""``."""
+        """Returns the column name of a member of the objects; that of the whole column for ``""``."""
         return f"{self.column}.{member}" if member else self.column
 
     def expand(self, cells: Mapping[str, Any]) -> dict[str, Any]:

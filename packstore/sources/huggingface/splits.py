@@ -215,8 +215,9 @@ def find_only_split(tree: Tree, file: str, find: FindSplits) -> str | None:
 
 
 def choose_words(files: Collection[str]) -> FindSplits | None:
-    """Returns the function that finds splits by words in the names of folders; if no folder has one, that by words in
-    the names of files. Returns None if no file has one either."""
+    """Chooses the function that finds splits by words: in the names of folders, or else in the names of files.
+    Returns None if no file has one either.
+    """
     return next((find for find in (find_splits_of_folder, find_splits_of_name) if any(map(find, files))), None)
 
 

@@ -182,8 +182,9 @@ def find_tables(tree: Tree, given: Mapping[str, Sequence[str]], named: bool) -> 
 
 
 def name_splits_alike(tables: Sequence[Table]) -> list[str]:
-    """Returns the split of each table: the name of its file if it has none, but another table has the same folder,
-    suffix and columns: ``quiz.lst`` beside ``train.lst`` is ``quiz``."""
+    """Returns the split of each table. A table without one is named like its file if another table has the same
+    folder, suffix and columns: ``quiz.lst`` beside ``train.lst`` is ``quiz``.
+    """
     forms = [table.form for table in tables]
     return [
         table.split or (table.file.rpartition("/")[2].rpartition(".")[0].lower() if forms.count(form) > 1 else "")
