@@ -232,7 +232,7 @@ class CheckedArguments(KnownArguments):
 def unknown_operation_argument(called: Callable[..., Any], name: str) -> UnknownArgumentError:
     """Returns the error for an unknown argument ``name`` of a class or function of :mod:`packstore.augment`.
 
-    The error proposes the argument that ``name`` is in other libraries, or an argument of similar spelling.
+    Its advice is the argument that ``name`` means in other libraries, or an argument of similar spelling.
     """
     title, meant = called.__name__, None
     spelling = _SPELLINGS.get(name, "")
@@ -245,8 +245,8 @@ def unknown_operation_argument(called: Callable[..., Any], name: str) -> Unknown
 def unknown_argument(called: type, name: str) -> UnknownArgumentError:
     """Returns the error for an unknown argument ``name`` of ``PackedLoader`` or ``PackedDataset``.
 
-    The error proposes the argument that ``name`` is in other libraries, says that the other class has it, or proposes
-    an argument of similar spelling.
+    Its advice is the argument that ``name`` means in other libraries, the other class if that has it, or an argument of
+    similar spelling.
     """
     title, meant = called.__name__, _MEANT[called.__name__].get(name)
     other, example = _OTHER[title]
@@ -266,10 +266,8 @@ def _list_arguments(called: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _unknown_argument(called: Callable[..., Any], name: str, title: str, meant: str | None) -> UnknownArgumentError:
-    """Returns the error for an unknown argument, with ``meant`` as its advice. ``title`` names what was called.
-
-    If ``meant`` is None, advises the argument of most similar spelling, or else ``help()``.
-    """
+    """Returns the error for an unknown argument of what ``title`` names, with ``meant`` as its advice."""
+    # No advice yet: propose the argument of most similar spelling.
     if meant is None:
         alike = difflib.get_close_matches(name, _list_arguments(called), 1)
         meant = f"did you mean {alike[0]}=?" if alike else f"help(packstore.{title}) lists its arguments"
@@ -292,7 +290,7 @@ def parse_numbers(name: str, values: Any) -> tuple[float, ...]:
 
 
 def refuse_class(name: str, value: Any) -> None:
-    """Raises :class:`UsageError` for a class whose objects can be called: one of them is meant."""
+    """Raises :class:`UsageError` for a class in place of one of its callable objects."""
     if isinstance(value, type) and any("__call__" in vars(base) for base in value.__mro__):
         title = value.__name__
         raise UsageError(f"{name} should be a function, got the class {title}: make an object of it, {title}(...)")

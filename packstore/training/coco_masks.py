@@ -63,23 +63,21 @@ def coco_masks(segmentations: Sequence[Any], height: int, width: int, *, max_byt
 
 
 def _fill_polygon(polygon: Any, mask: NDArray[np.uint8]) -> None:
-    """Sets the pixels of a polygon in ``mask`` to 1.
-
-    Raises :class:`ValueError` for fewer than three points, a length of more than 1.6 million pixels, or an invalid
-    coordinate.
-    """
+    """Sets the pixels of a polygon in ``mask`` to 1."""
     height, width = mask.shape
     points = np.asarray(polygon, np.float64)
     if points.ndim != 1 or len(points) % 2 or len(points) < 6:
         raise ValueError(f"found a polygon of shape {points.shape}; expected x, y of at least three points")
     if not (np.abs(points) <= _MAX_COORDINATE).all():
         raise ValueError("a polygon has a coordinate that is no number, or beyond 100 million pixels")
+    # Corners, in fifths of a pixel.
     places = (_SCALE * points.reshape(-1, 2) + 0.5).astype(np.int64)
     begin, end = places, np.roll(places, -1, 0)
     distance = np.abs(end - begin)
     steps = distance.max(1)
     if int((steps + 1).sum()) > _MAX_STEPS:
         raise ValueError(f"a polygon is longer than {_MAX_STEPS // _SCALE} pixels")
+    # Each edge is followed along its longer axis towards larger coordinates, so its direction does not matter.
     along_x = distance[:, 0] >= distance[:, 1]
     flipped = np.where(along_x, begin[:, 0] > end[:, 0], begin[:, 1] > end[:, 1])
     first, last = np.where(flipped[:, None], end, begin), np.where(flipped[:, None], begin, end)
@@ -91,11 +89,13 @@ def _fill_polygon(polygon: Any, mask: NDArray[np.uint8]) -> None:
     main = step + np.where(along_x, first[:, 0], first[:, 1])[edge]
     other = (np.where(along_x, first[:, 1], first[:, 0])[edge] + slope[edge] * step + 0.5).astype(np.int64)
     x, y = np.where(along_x[edge], (main, other), (other, main))
+    # Points at which the outline passes from one column to the next.
     crossing = x[1:] != x[:-1]
     before, after = np.stack([x[:-1], y[:-1]])[:, crossing], np.stack([x[1:], y[1:]])[:, crossing]
     column = (np.where(after[0] < before[0], after[0], after[0] - 1) + 0.5) / _SCALE - 0.5
     row = (np.minimum(after[1], before[1]) + 0.5) / _SCALE - 0.5
     inside = (np.floor(column) == column) & (column >= 0) & (column <= width - 1)
     at = column[inside].astype(np.int64) * height + np.ceil(np.clip(row[inside], 0, height)).astype(np.int64)
+    # Down the columns, a pixel is inside after an odd number of crossings.
     toggles = np.bincount(at, minlength=height * width + 1)[: height * width]
     mask |= (np.cumsum(toggles) & 1).astype(np.uint8).reshape(width, height).T

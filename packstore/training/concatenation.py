@@ -43,17 +43,12 @@ class ConcatDataset(PackedDataset):
         super().__init__(cast("_Path", stores), split, **options)
 
     def _locate(self, path: Sequence[_Path]) -> Path:
-        """Sets :attr:`paths`, absolute, and returns them joined. ``path`` has the stores."""
+        """Sets :attr:`paths` to absolute paths of the stores, and returns them joined."""
         self.paths = tuple(location(each).absolute() for each in path)
         return Path(" + ".join(map(str, self.paths)))
 
     def _open(self, head: RemoteHead | None = None) -> Reader:
-        """Opens all stores and joins them. Ignores ``head``.
-
-        Later calls open remote stores at the versions of the first call, even if they have grown.
-
-        Raises :class:`StoreError` if a store does not open, or if the stores do not fit together.
-        """
+        """Opens all stores and joins them."""
         with ExitStack() as opened:
             readers = [
                 opened.enter_context(open_checked(path, self.checksums, known))
@@ -62,6 +57,7 @@ class ConcatDataset(PackedDataset):
             kept = readers if self.keep_crowds else leave_out_crowds(readers)
             joined = join_stores(unify_encodings(kept))
             opened.pop_all()
+        # Later calls open remote stores at these versions, even if the stores have grown; ``head`` is not needed.
         self._heads = tuple(reader.table.head for reader in readers)
         return joined
 
@@ -157,14 +153,12 @@ class Mix(ConcatDataset):
         return self.mixture.draws
 
     def _resolve_mixture(self, shuffle: bool | str) -> Mixture:
-        """Returns the order in which an epoch draws from the stores.
-
-        Records of remote stores are drawn shard by shard, because shards are fetched whole. ``shuffle="full"`` disables
-        that."""
+        """Returns the order in which an epoch draws from the stores."""
         table = self.reader.table
         assert isinstance(table, JoinedTable)
         if shuffle == "full":
             return self.mixture
+        # Shards of remote stores are fetched whole, so their records are drawn shard by shard.
         chosen, parts, fetched = self.reader.split(self.split), table.starts, {}
         ranges = [run for run in table.ranges if chosen.start <= run.start < chosen.stop]
         for number, run in enumerate(ranges):

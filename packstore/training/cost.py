@@ -75,13 +75,11 @@ def compute_costs(manifest: Manifest, nbytes: int, budget: int, nodes: int = 1, 
 
 
 def _epoch_in_lanes(manifest: Manifest, nbytes: int, budget: int, nodes: int, batch_size: int) -> Cost:
-    """Simulates the fetches of the first epoch in lanes on all nodes. For a store that exceeds the cache.
-
-    On one node, the window is the largest that fits the cache. A store of one file is fetched again for each record.
-    """
+    """Simulates the fetches of the first epoch in lanes on all nodes, for a store that exceeds the cache."""
     table = manifest.shards
     if table is None:
-        return Cost("epoch in lanes", manifest.records, manifest.records * nbytes)  # larger than the cache
+        # The file does not fit the cache: each record fetches it again.
+        return Cost("epoch in lanes", manifest.records, manifest.records * nbytes)
     sizes = table.table["nbytes"].astype(np.int64)
     starts, count, room = table.starts[:-1], manifest.records, cache_room(budget)
     window = SHARDS_A_WINDOW
@@ -89,6 +87,7 @@ def _epoch_in_lanes(manifest: Manifest, nbytes: int, budget: int, nodes: int, ba
     def reads(window: int, node: int = 0) -> ShardReads:
         return Lanes(starts, count, batch_size * nodes, window, 0).list_shard_reads(0, node, nodes)
 
+    # One node takes the largest window that fits its cache.
     if nodes == 1:
         window = find_fitting_window(reads, sizes, room)
     fetched = [number for node in range(nodes) for number in _simulate_fetches(reads(window, node), sizes, room)]
@@ -96,13 +95,11 @@ def _epoch_in_lanes(manifest: Manifest, nbytes: int, budget: int, nodes: int, ba
 
 
 def _simulate_fetches(reads: ShardReads, sizes: NDArray[np.int64], room: int) -> list[int]:
-    """Simulates a node's cache of ``room`` bytes. Returns the numbers of the shards that the node fetches, in order.
-
-    ``reads`` may list a shard twice. Its second read needs no fetch if it fits the cache together with all shards that
-    were fetched after it. The cache is first in, first out: a read without a fetch renews nothing.
-    """
+    """Returns the numbers of the shards that a node with a cache of ``room`` bytes fetches, in order."""
     fetched: list[int] = []
     for number in reads.shards.tolist():
+        # A second read needs no fetch if the shard fits together with all shards fetched after it. The cache is first
+        # in, first out, so a read without a fetch renews nothing.
         since = fetched[len(fetched) - fetched[::-1].index(number) :] if number in fetched else None
         if since is None or int(sizes[since].sum()) + int(sizes[number]) > room:
             fetched.append(number)

@@ -24,8 +24,11 @@ with such a list ``annotations``, as COCO's."""
 
 
 def leave_out_crowds(readers: Sequence[Records]) -> list[Records]:
-    """Wraps readers of stores with a column of crowd regions, so that they leave these regions out. Returns other
-    readers themselves. If only some of several stores have such a column, hides it: then they fit together."""
+    """Wraps readers of stores with a column of crowd regions, to leave these regions out. Returns other readers
+    unchanged.
+
+    If only some of the stores have such a column, hides it, so that the stores fit together.
+    """
     found = [find_crowd_column(reader.manifest.columns) for reader in readers]
     kept = []
     for reader, crowds in zip(readers, found, strict=True):
@@ -41,8 +44,11 @@ def leave_out_crowds(readers: Sequence[Records]) -> list[Records]:
 
 
 class Crowdless(Lens):
-    """Reads a store without its crowd regions: without their rows in boxes, in columns that describe these boxes, and
-    in lists with an entry for each box. A value that has another number of rows than boxes stays as it is."""
+    """Reads a store without its crowd regions.
+
+    Leaves out their rows in boxes, in columns that describe these boxes, and in lists with an entry for each box. Keeps
+    a value whose number of rows is not that of the boxes.
+    """
 
     def __init__(self, rows: Rows, manifest: Manifest, crowds: Column, boxes: str) -> None:
         """``crowds`` is the store's column of crowd regions, and ``boxes`` the name of the column of their boxes."""
@@ -73,13 +79,13 @@ class Crowdless(Lens):
 
 
 def _filter_list(data: Buffer, kept: NDArray[np.bool_]) -> Buffer:
-    """Removes entries from a list in JSON, or from the list ``annotations`` of an object. Returns ``data`` itself if
-    there is no such list of the length of ``kept``."""
+    """Removes entries from a list in JSON, or from the list ``annotations`` of a JSON object."""
     try:
         value = json.loads(bytes(data))
     except (ValueError, RecursionError):
         return data  # the caller reports it
     entries = value.get("annotations") if isinstance(value, dict) else value
+    # No list with an entry for each box.
     if not isinstance(entries, list) or len(entries) != len(kept):
         return data
     entries[:] = compress(entries, kept.tolist())

@@ -231,8 +231,10 @@ class PackedDataset(ItemDataset):
         return self._make_item(self._record_of_item(_parse_index(index)))
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
-        """Returns the items at ``indices`` as a list. torch's ``DataLoader`` calls this for a batch, which it collates
-        itself. A batch of a loader's ``batch_sampler`` is loaded by that loader."""
+        """Returns the items at ``indices`` as a list, for torch's ``DataLoader``, which collates them itself.
+
+        A batch of a loader's ``batch_sampler`` is loaded by that loader.
+        """
         if isinstance(indices, EpochBatch):
             return indices.load()
         records = self._records_of_items(indices)
@@ -295,10 +297,7 @@ class PackedDataset(ItemDataset):
         return cast("list[int]", labels.tolist())
 
     def _check_labels(self) -> None:
-        """Verifies the checksums of the column ``label``.
-
-        Raises :class:`UsageError` unless each item has one label.
-        """
+        """Verifies the column ``label``, and that each item has one label."""
         if not self.manifest.has_column("label"):
             raise UsageError(f"{self.path} has no labels; columns: {join_column_names(self.manifest)}")
         self.reader.verify_column("label")
@@ -415,29 +414,23 @@ class PackedDataset(ItemDataset):
         return f"{names} ({form}{where})"
 
     def _locate(self, path: Any) -> Path:
-        """Returns the store's absolute path, or its URL: a worker process may have another working directory.
-
-        Raises :class:`UsageError` for an empty path, and for anything but a path.
-        """
+        """Returns the store's absolute path, or its URL."""
         if not isinstance(path, str | os.PathLike):
             several = "; packstore.concat joins several" if isinstance(path, list | tuple) else ""
             raise UsageError(f"path should be that of a store, got {show_value(path)}{several}")
-        return location(path).absolute()
+        return location(path).absolute()  # worker processes may have another working directory
 
     def _open(self, head: RemoteHead | None = None) -> Reader:
-        """Opens the store, see :func:`open_checked`. At a URL, ``head`` chooses the version."""
+        """Opens the store; at a URL in the version of ``head``."""
         reader = open_checked(self.path, self.checksums, head)
         return reader if self.keep_crowds else leave_out_crowds([reader])[0]
 
     def _resolve_mixture(self, shuffle: bool | str) -> Mixture | None:
-        """Returns the order in which an epoch draws from several stores; None if the records have no such order."""
+        """Returns the order in which an epoch draws from the stores of a :class:`Mix`; None for other datasets."""
         return None
 
     def _record_of_item(self, index: int) -> int:
-        """Converts the index of an item to a record number. A negative index counts from the end.
-
-        Raises :class:`IndexError` for an index out of range.
-        """
+        """Converts the index of an item, negative from the end, to a record number."""
         if index < 0:
             index += self._length
         if not 0 <= index < self._length:
@@ -445,11 +438,7 @@ class PackedDataset(ItemDataset):
         return self._start + index
 
     def _records_of_items(self, indices: Iterable[Any]) -> NDArray[np.int64]:
-        """Converts indices of items to record numbers. Negative indices count from the end.
-
-        Raises :class:`IndexError` for an index out of range, and :class:`TypeError` for anything but indices, such as a
-        mask.
-        """
+        """Converts indices of items, negative from the end, to record numbers."""
         array = isinstance(indices, (np.ndarray, torch.Tensor)) and indices.ndim == 1 and indices.dtype != torch.bool
         items: list[Any] = indices.tolist() if array else list(indices)  # type: ignore[attr-defined]
         if not set(map(type, items)) <= {int}:
@@ -463,9 +452,8 @@ class PackedDataset(ItemDataset):
 def open_checked(path: Path, checksums: Checksums, head: RemoteHead | None = None) -> Reader:
     """Opens a store, and checks that all of its files exist.
 
-    With ``head``, opens that version of a store at a URL again, without this check.
-
-    Raises :class:`StoreError`, with advice, if a file is missing or the store does not open.
+    With ``head``, opens that version of a store at a URL again, without this check. Raises :class:`StoreError`, with
+    advice, if a file is missing or the store does not open.
     """
     if head is not None:
         from packstore.stores.remote.opening import reopen_remote
@@ -481,7 +469,7 @@ def open_checked(path: Path, checksums: Checksums, head: RemoteHead | None = Non
 
 
 def _parse_index(index: Any) -> int:
-    """Converts an index to ``int``. Raises :class:`TypeError` for a bool, and for anything but a whole number."""
+    """Converts an index to ``int``, and refuses masks."""
     if isinstance(index, (bool, np.bool_)) or getattr(index, "dtype", None) == torch.bool:
         raise TypeError("a mask is no list of indices; use mask.nonzero() or numpy.flatnonzero(mask)")
     return as_index(index)

@@ -56,11 +56,11 @@ def detection_columns(manifest: Manifest) -> list[Column]:
 
 
 def choose_columns(manifest: Manifest, columns: Sequence[str] | None) -> tuple[str, ...]:
-    """Returns the names of an item's columns: the user's ``columns``.
+    """Returns the names of an item's columns: ``columns``, or the default columns for None.
 
-    None chooses the image with its label. Without a column ``label``, it chooses the image with its masks, and its
-    boxes and their labels, if there are any, in the manifest's order. Beside boxes, it leaves out masks that may be
-    missing: a batch without one would be an error.
+    The default is image and label. Without a column ``label`` it is the image with its masks, boxes and their labels,
+    if there are any, in the manifest's order. Beside boxes, masks that may be missing are left out: a batch without one
+    would be an error.
 
     Raises :class:`UsageError` for an unknown name, and unless ``columns`` is a sequence of at least one name.
     """
@@ -82,14 +82,18 @@ def choose_columns(manifest: Manifest, columns: Sequence[str] | None) -> tuple[s
 
 
 def list_left_out(manifest: Manifest, columns: Sequence[str]) -> list[str]:
-    """Returns the names of all columns that an item lacks, except the key and columns that packstore itself reads."""
+    """Returns the names of the columns that an item lacks, except the key and columns for packstore's own use."""
     listed = ["image", *(column.name for column in list_user_columns(manifest.columns))]
     return [name for name in listed if name not in columns]
 
 
 def check_transforms(transform: Any, target_transform: Any, transforms: Any) -> None:
-    """Raises :class:`UsageError` for what is no function, for operations of packstore, which take batches, and for
-    ``transforms`` beside one of the other two."""
+    """Raises :class:`UsageError` for transforms of an item that cannot be called.
+
+    - Values that are no functions.
+    - Operations of packstore, which take batches.
+    - ``transforms`` together with one of the other two.
+    """
     check_callables(transform=transform, target_transform=target_transform, transforms=transforms)
     if transforms is not None and not (transform is None and target_transform is None):
         raise UsageError("transforms= takes image and target together: leave out transform and target_transform")
@@ -101,11 +105,11 @@ def check_transforms(transform: Any, target_transform: Any, transforms: Any) -> 
 
 
 def choose_orientation(manifest: Manifest, wanted: bool | None) -> bool:
-    """Tells if images are rotated by EXIF when they are decoded: as ``wanted``, or with None as the store was packed.
+    """Tells if images are rotated by EXIF when decoded: as ``wanted``, or for None as chosen when the store was packed.
 
-    If the store has no EXIF any more, always returns False: its images were rotated when packed, or never.
-    Raises :class:`UsageError` if the store has no EXIF, and ``wanted`` differs from the choice when it was packed. Also
-    raises it for anything but True, False and None.
+    Returns False if the store's images have no EXIF any more: they were rotated when packed, or never. Then raises
+    :class:`UsageError` if ``wanted`` differs from the choice when packing. Also raises it for anything but True, False
+    and None.
     """
     if wanted not in (None, True, False):
         raise UsageError(f"exif_transpose should be True, False or None, got {wanted!r}")
@@ -122,8 +126,10 @@ def choose_orientation(manifest: Manifest, wanted: bool | None) -> bool:
 
 
 def check_frames(manifest: Manifest, columns: Sequence[str], upright: bool) -> None:
-    """Raises :class:`UsageError` if images would be shown in another frame than the one in which their boxes, points or
-    masks were packed. ``upright``: EXIF is applied."""
+    """Raises :class:`UsageError` if boxes, points or masks were packed for the images in another orientation.
+
+    ``upright``: images are rotated by EXIF.
+    """
     packed = readers_transpose(manifest)
     chosen = [manifest.column(name) for name in columns]
     moved = [c.name for c in chosen if c.traits.moves or c.frame is not None or c.hides_boxes]
@@ -182,8 +188,10 @@ def choose_reading(
 
 
 def check_normalised(manifest: Manifest, output: str, transform: Any) -> None:
-    """Raises :class:`UsageError` for torchvision's ``transform`` that would make tensors of a normalised store's, or
-    normalise them again."""
+    """Raises :class:`UsageError` for transforms of torchvision that do not fit a store of normalised tensors.
+
+    These would make tensors of the tensors, or normalise them again.
+    """
     if manifest.normalization is None or not manifest.holds_floats or output == "pil" or transform is None:
         return
     for step in flatten_transforms(transform):

@@ -80,10 +80,7 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         """Open reader of the store."""
 
     def _prepare_readers(self) -> None:
-        """Creates a reader for each column. Call it when all attributes are set.
-
-        Raises :class:`UsageError` for ``"tv_tensors"`` if torchvision is missing or has no type for a column.
-        """
+        """Creates a reader for each column, after all attributes are set."""
         self._numbers_of_classes = {
             column.name: len(column.classes)
             for column in self.manifest.columns
@@ -100,16 +97,13 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         self._fields = {column.name: self._column_reader(column) for column in chosen_columns}
 
     def _read_items(self, records: NDArray[np.int64]) -> list[Any]:
-        """Reads the items of ``records`` as a list. Decodes image files together."""
+        """Reads the items of ``records`` as a list, and decodes their image files together."""
         images = self._read_images(records, together=self.target_transform is None and self.transforms is None)
         items = [self._make_item(record, image) for record, image in zip(records.tolist(), images, strict=True)]
         return [Item(item) if type(item) is tuple else item for item in items]
 
     def _make_item(self, record: int, image: Any = _UNREAD) -> Any:
-        """Reads the item of a record, a value, tuple or dict, and calls the user's ``transforms``.
-
-        ``image``: the item's image if it is read already, by :meth:`_read_images`.
-        """
+        """Reads the item of a record, a value, tuple or dict, and calls the user's ``transforms``."""
         if self._wrapper is not None:
             item: Any = self._wrap_item(self._wrapper, record, image)
         elif self.output == "dict":
@@ -122,12 +116,7 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         return self._call_user(self.transforms, record, *(item if isinstance(item, tuple) else (item,)))
 
     def _wrap_item(self, wrapper: TVTensors, record: int, image: Any) -> Any:
-        """Reads the item of a record in torchvision's types, and calls ``transform`` on the image.
-
-        - No other column: returns the image.
-        - One other column: returns the pair of image and value.
-        - Several: returns the pair of image and a dict by column name.
-        """
+        """Reads the item of a record in torchvision's types, and calls ``transform`` with the image."""
         image = self.pictures.read("tensor", self.reader, record) if image is _UNREAD else image
         size = image.shape[-2], image.shape[-1]
         column = self.manifest.column
@@ -140,17 +129,11 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         image = image if self.transform is None else self._call_transform(image, record)
         if not target:
             return image
+        # A single value stands for itself, several are a dict by column name.
         return image, next(iter(target.values())) if len(target) == 1 else target
 
     def _read_value(self, name: str, record: int, image: Any = _UNREAD) -> Any:
-        """Reads one column of a record, and calls ``transform`` or ``target_transform`` on it.
-
-        ``image``: the main image if it is read already, by :meth:`_read_images`.
-
-        ``checksums="always"`` verifies all fields of the record first, unless the column is the image or the key.
-
-        Raises :class:`CorruptRecordError` for a label without a class.
-        """
+        """Reads one column of a record, and calls ``transform`` or ``target_transform`` on it."""
         if name == "image":
             return self._read_image(record) if image is _UNREAD else image
         if name == "key":
@@ -167,7 +150,7 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         return self._call_user(self.target_transform, record, value)
 
     def _call_user(self, function: Callable[..., Any], record: int, *values: Any) -> Any:
-        """Calls a function of the user with values of a record. Adds a note to its exception that names the record."""
+        """Calls a user's function with values of a record, whose exceptions then name the record."""
         try:
             return function(*values)
         except Exception as error:
@@ -175,36 +158,27 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
             raise
 
     def _call_transform(self, image: Any, record: int) -> Any:
-        """Calls the user's ``transform`` with the image of a record.
-
-        Adds a hint to its :class:`TypeError` or :class:`AttributeError`, unless the image is a PIL image.
-        """
+        """Calls the user's ``transform`` with the image of a record."""
         assert self.transform is not None
         try:
             return self._call_user(self.transform, record, image)
         except Exception as error:
+            # Perhaps the function expects a PIL image.
             if self.output != "pil":
                 note_need_of_pil(error, f"a {type(image).__name__}")
             raise
 
     def _read_batch(self, records: NDArray[np.int64]) -> Any:
-        """Reads a batch column by column, as a value, tuple or dict.
-
-        Returns a list of items instead if there are ``transforms`` or torchvision's types.
-        """
+        """Reads a batch column by column, as a value, tuple or dict."""
         if self._wrapper is not None or self.transforms is not None:
-            return self._read_items(records)
+            return self._read_items(records)  # a list: both work on whole items
         if self.output == "dict":
             return {name: self._read_column(name, records) for name in self.columns}
         values = [self._read_column(name, records) for name in self.columns]
         return values[0] if len(values) == 1 else tuple(values)
 
     def _read_column(self, name: str, records: NDArray[np.int64]) -> Any:
-        """Reads and verifies one column of a batch, and calls the user's transforms.
-
-        Returns a tensor or array if all values have one shape, else a list. Values of ragged columns are always a list,
-        but for images and masks of one shape. Columns of single whole numbers become int64; uint64 keeps its bits.
-        """
+        """Reads and verifies one column of a batch, and calls the user's transforms."""
         if name == "image":
             batch = self._try_gather_images(records) if self.transform is None else None
             if batch is not None:
@@ -215,6 +189,7 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         singly = transformed or column.nullable or column.traits.is_picture
         if column.kind != "fixed" or singly or not len(records):
             values = [self._read_value(name, r) for r in records.tolist()]
+            # Only images and masks of a ragged column can be stacked.
             return values if column.kind == "ragged" and not column.traits.is_picture else self._stack_values(values)
         gathered = self._read_sound_values(name, records)
         if gathered.ndim == 1 and gathered.dtype.kind in "iu" and column.dtype != "bfloat16":
@@ -223,7 +198,7 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         return as_tensor(column, gathered).to(self.device)
 
     def _read_sound_values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
-        """Reads and verifies values of a column of one shape. Raises the error of the first damaged record."""
+        """Reads and verifies values of a column of one shape."""
         reader = self.reader
         faults = reader.find_faults(records, (name,))
         if faults:
@@ -231,12 +206,7 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         return reader.values(name, records)
 
     def _stack_values(self, values: list[Any]) -> Any:
-        """Stacks values to a batch.
-
-        - Whole numbers: an int64 tensor.
-        - Tensors or arrays of one shape: one tensor or array.
-        - Others, and lists that are empty or lack a value: the list itself.
-        """
+        """Stacks values to a tensor or an array; returns a list of other values unchanged."""
         if not values or any(value is None for value in values):
             return values
         first = values[0]
@@ -251,10 +221,7 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         return np.stack(values) if isinstance(first, np.ndarray) and same else values
 
     def _try_gather_images(self, records: NDArray[np.int64]) -> torch.Tensor | None:
-        """Copies the stored arrays of ``records`` to a batch of images, and verifies the copies.
-
-        Returns None if images must be read one by one. Raises the error of a damaged image.
-        """
+        """Copies and verifies the stored arrays of ``records`` as a batch; None if images must be read singly."""
         if self._form != "tensor" or "image" not in self.columns or not len(records):
             return None
         reader = self.reader
@@ -273,13 +240,9 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         return image if self.transform is None else self._call_transform(image, record)
 
     def _read_images(self, records: NDArray[np.int64], *, together: bool = False) -> Iterable[Any]:
-        """Reads the images of ``records`` in the form of ``output``.
-
-        Calls the user's ``transform`` with each, but for torchvision's types, when it is asked for. ``together``: see
-        :meth:`TransformPlan.run`. Yields None for each record if items have no image.
-        """
+        """Reads the images of ``records`` in the form of ``output``, and calls the user's ``transform`` with each."""
         if "image" not in self.columns:
-            return [None] * len(records)
+            return [None] * len(records)  # items have no image
         plan = self._plan
         if plan is not None:
             from packstore.training.planned_images import PlannedBatch
@@ -292,31 +255,30 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
             if gathered is None
             else move_rows(gathered).unbind()
         )
+        # Images of torchvision's types are transformed after they are wrapped.
         if self.transform is None or self._wrapper is not None:
             return images
         return map(self._call_transform, images, records.tolist())
 
     def _place(self, image: Any) -> Any:
-        """Moves a tensor that a transform of PIL images has made to the dataset's dtype and device."""
+        """Moves a tensor made by a transform of PIL images to the dataset's dtype and device."""
         if not isinstance(image, torch.Tensor):
             return image
         return image.to(self.device, self.dtype if image.is_floating_point() else None)
 
     @property
     def _plan(self) -> TransformPlan | None:
-        """The plan of the user's ``transform``; None if it is called with the image as :meth:`_read_images` reads it.
-
-        Made anew each time, since users change transforms.
-        """
+        """The plan of the user's ``transform``; None if it is called with images that are read already."""
         if self.transform is None or self.output not in ("tensor", "dict") or "torchvision" not in sys.modules:
             return None
         from packstore.training.torchvision_transforms import plan_transform
 
+        # Not kept, since users change transforms.
         plan = plan_transform(self.transform)
         return plan if plan is not None and plan.fits(self.pictures) else None
 
     def _describe_transforms(self) -> Iterator[str]:
-        """Yields lines on the user's functions, and which parts of ``transform`` the engine runs."""
+        """Yields lines on the user's functions, and on the parts of ``transform`` that the engine runs."""
         plan = self._plan
         for name in ("transform", "target_transform", "transforms"):
             function = getattr(self, name)
@@ -334,8 +296,7 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         return ImageReader(column, decoder, self.exif_transpose, normalization, self.dtype, self.device)
 
     def decoder_of(self, column: Column) -> Decoder:
-        """Returns the decoder of a column of images: the dataset's own for ``image``. Others get a new one for their
-        mode."""
+        """Returns the decoder of a column of images: the dataset's own for ``image``, a new one for other columns."""
         if column.name == "image":
             return self.decoder
         reading = Reading.of_column(column, self.manifest.options)

@@ -136,12 +136,12 @@ class Lanes:
         return ShardReads(numbers[order], first[order], last[order])
 
     def _map_to_deck(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Maps positions in the epoch's sequence of batches to positions in the deck. Does not shuffle within
-        windows."""
+        """Maps positions in the epoch's sequence of batches to positions in the deck, without shuffling."""
         number, offset = np.divmod(positions, self._batch)
         lane, inside = np.divmod(offset, self._share)
         full = self._count // self._batch
         in_rest = number >= full
+        # The last batch is shorter: each lane gives what remains of it.
         if in_rest.any():
             lane[in_rest] = np.searchsorted(self._rest_starts, offset[in_rest], "right") - 1
             inside[in_rest] = offset[in_rest] - self._rest_starts[lane[in_rest]]
@@ -149,9 +149,8 @@ class Lanes:
         return places
 
     def _compute_deck(self, epoch: int) -> _Deck:
-        """Shuffles the shards of an epoch into a deck, and divides the deck into windows. Caches the latest epoch's
-        deck."""
-        deck = self._latest  # for 20,000 shards it takes a millisecond
+        """Shuffles the shards of an epoch into a deck, and divides the deck into windows."""
+        deck = self._latest  # cached: for 20,000 shards it takes a millisecond
         if deck is None or deck.epoch != epoch:
             shards = permute(np.arange(len(self._sizes)), len(self._sizes), self._seed, epoch, DECK)
             stops = np.cumsum(self._sizes[shards])
@@ -164,7 +163,7 @@ class Lanes:
 
 
 def list_sequential_shard_reads(starts: NDArray[np.int64], count: int, batch_size: int) -> ShardReads:
-    """Lists the shards that are read if ``count`` records come in their stored order, and the batches that need them.
+    """Lists the shards of ``count`` records in their stored order, and the batches that need each.
 
     Args:
         starts: The first record of each shard, ascending from 0. A shard may be empty.
@@ -195,10 +194,10 @@ def max_bytes_needed(reads: ShardReads, sizes: NDArray[np.int64]) -> int:
 
 
 def cache_room(budget: int) -> int:
-    """Returns how many bytes of the cache one rank's shards may take: three quarters, divided by the ranks on this
-    machine.
+    """Returns how many bytes of the cache one rank's shards may take.
 
-    ``LOCAL_WORLD_SIZE``, which torchrun sets, is the number of ranks; 1 without it.
+    That is three quarters of ``budget``, divided by the number of ranks on this machine. torchrun sets the number as
+    ``LOCAL_WORLD_SIZE``; it is 1 without.
     """
     return int(budget * _SHARE) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
@@ -222,7 +221,7 @@ def find_fitting_window(reads_of: Callable[[int], ShardReads], sizes: NDArray[np
 def group_by_shard(
     records: NDArray[np.int64], starts: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sorts entries by the shard of their record, for :class:`Lanes` over a part of a store. Keeps their order in a
+    """Sorts entries by the shard of their record, for :class:`Lanes` over a part of a store. Keeps the order in a
     shard.
 
     Args:
@@ -238,7 +237,6 @@ def group_by_shard(
 
 
 def _most_divisible(number: int, most: int) -> int:
-    """Returns the divisor of ``number``, at most ``most``, that has the most divisors. Prefers the largest of
-    several."""
+    """Returns the divisor of ``number`` up to ``most`` with the most divisors, the largest of several."""
     divisors = (d for d in range(1, most + 1) if number % d == 0)
     return max(divisors, key=lambda d: (sum(d % n == 0 for n in range(1, d + 1)), d))

@@ -61,17 +61,15 @@ class Mixture:
 
     @cached_property
     def _window_records(self) -> int:
-        """Number of records of a window: at least 1,024, and enough for one record of the store with the smallest
-        share."""
+        """Number of records of a window: at least 1,024, and enough to contain each store."""
         return max(_WINDOW, -(-self.count // min(self.draws)))
 
     def ids_at(
         self, positions: NDArray[np.int64], seed: int, epoch: int, shuffle: bool, shards: int = SHARDS_A_WINDOW
     ) -> NDArray[np.int64]:
-        """Computes the records at ``positions`` of an epoch, as ids.
+        """Computes the records at ``positions`` of an epoch, counted over all stores.
 
-        The ids are those of :func:`packstore.training.random_draws.with_occurrences`. Records are counted over all
-        stores.
+        Returns ids, as :func:`packstore.training.random_draws.with_occurrences` does.
 
         Without ``shuffle``, each store's records come in stored order, and stores take turns alike in each epoch.
 
@@ -81,6 +79,7 @@ class Mixture:
         numbers = positions // window
         first = np.minimum(numbers * window, total)
         turn = (seed, epoch) if shuffle else (0, 0)
+        # Which place of its window comes at each position, and the store to which the place belongs.
         places = permute_within(positions - first, numbers, np.minimum(window, total - first), *turn, MIXTURE)
 
         windows, which = np.unique(numbers, return_inverse=True)
@@ -96,6 +95,7 @@ class Mixture:
         begin = 0
         for store, (size, draws) in enumerate(zip(self.sizes, self.draws, strict=True)):
             rows = np.flatnonzero(stores == store)
+            # Epochs continue: the number of the pass over the store, and the place in it.
             turns, local = np.divmod(epoch * draws + drawn[rows], size)
             if shuffle and store in self.fetched:
                 for turn in np.unique(turns).tolist():
@@ -128,13 +128,10 @@ class Mixture:
     def _list_store_reads(
         self, store: int, seed: int, epoch: int, shuffle: bool, global_batch_size: int, shards: int
     ) -> tuple[NDArray[np.int64], ...]:
-        """Lists the shards of one store that an epoch reads.
-
-        Returns their numbers, and the first and the last batch that may need each. A shard is listed once for each pass
-        over the store.
-        """
+        """Lists the shards of a store that an epoch reads, with the first and last batch that may need each."""
         size, draws, (first_part, starts) = self.sizes[store], self.draws[store], self.fetched[store]
         parts, first, last = [], [], []
+        # A shard is listed once for each pass over the store.
         for turn in range(epoch * draws // size, ((epoch + 1) * draws - 1) // size + 1):
             lanes = self._lane_of_store(store, seed, shards)
             each = lanes.list_shard_reads(turn, 0, 1) if shuffle else list_sequential_shard_reads(starts, size, 1)
@@ -156,17 +153,15 @@ class Mixture:
         )
 
     def _count_draws_before(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Counts the records of an epoch before each of ``positions``, where windows begin, by store.
-
-        Returns ``(n, stores + 1)``. Column s is the number of records of the first s stores, rounded.
-        """
+        """Counts the draws from the first 0, 1, … stores before each of ``positions``: ``(n, stores + 1)``."""
         total = self.count
         exact = np.minimum(positions, total)[:, None] * np.cumsum([0, *self.draws])
+        # Rounded: a window, which begins at each position, has its shares to within one record.
         rounded: NDArray[np.int64] = (exact + total // 2) // total
         return rounded
 
     def _lane_of_store(self, store: int, seed: int, shards: int) -> Lanes:
-        """Returns the order of a store's records by its shards, as a single lane. Cached."""
+        """Returns the order of a store's records by its shards, as a single lane."""
         if (store, seed, shards) not in self._lane_cache:
             own = (seed << 8) + store + 1  # stores of equal shards come in different orders
             lanes = Lanes(self.fetched[store].starts, self.sizes[store], 1, shards, own)

@@ -145,7 +145,8 @@ class Order:
 
     @cached_property
     def _batches(self) -> int:
-        """Number of batches of an epoch. Cached, since every batch asks for it several times."""
+        """Number of batches of an epoch."""
+        # Cached, since every batch asks for it several times.
         full, tail = divmod(self.count, self.global_batch_size)
         return full + (tail >= self.world_size and not self.drop_last)
 
@@ -192,10 +193,10 @@ class Order:
         return np.concatenate([np.arange(*pair) for pair in bounds])
 
     def iterate_groups(self, epoch: int, first: int, images: int) -> Iterator[tuple[NDArray[np.int64], list[int]]]:
-        """Yields groups of consecutive batches of this rank, from batch ``first`` on: the records as
-        :meth:`records_at` returns them, and the size of each batch.
+        """Yields groups of this rank's batches, from batch ``first`` on: their records, and the size of each batch.
 
-        A group has about ``images`` records, but at least one batch."""
+        Records are as in :meth:`records_at`. A group has about ``images`` records, but at least one batch.
+        """
         count, at_once = self.count_batches(), max(1, images // self.batch_size)
         for start in range(first, count, at_once):
             bounds = [self.batch_bounds(number) for number in range(start, min(start + at_once, count))]
@@ -204,7 +205,7 @@ class Order:
     def count_records(self, batches: int) -> int:
         """Returns the number of records in the first ``batches`` batches of an epoch, over all ranks.
 
-        More batches than an epoch has give all its records without the dropped ones.
+        For more batches than an epoch has, returns the number in all of its batches.
         """
         whole = self.count - self.dropped_count
         return min(batches * self.global_batch_size, whole) if batches < self.count_batches() else whole
@@ -272,8 +273,7 @@ class Order:
         return list_sequential_shard_reads(self.shards, self.length, self.global_batch_size)
 
     def list_first_epoch_reads(self, window: int) -> ShardReads:
-        """Lists the shards that this rank would read in its first epoch with another ``window``. Asserts that they are
-        known."""
+        """Lists the shards that this rank would read in its first epoch with another ``window``."""
         reads = replace(self, window=window).list_shard_reads(0)
         assert reads is not None
         return reads
@@ -291,10 +291,7 @@ class Order:
         return positions if self.indices is None else self.indices[positions]
 
     def _shuffle_blocks(self, epoch: int, positions: NDArray[np.int64], block: int) -> NDArray[np.int64]:
-        """Maps positions to records of blocks in random order. Records are shuffled within windows of several blocks.
-
-        The short last block comes anywhere among the others.
-        """
+        """Maps positions to records of blocks in random order, shuffled within windows of several blocks."""
         # Within windows first: which place of the sequence of shuffled blocks comes at each position?
         span = block * (self.window or BLOCKS_A_WINDOW)
         windows = positions // span
@@ -313,14 +310,11 @@ class Order:
 
 
 def _parse_shards(shards: Any, length: int) -> NDArray[np.int64]:
-    """Converts the first records of shards to read-only int64.
-
-    Raises :class:`UsageError` unless they are integers that ascend from 0 to at most ``length``. Equal ones are
-    allowed.
-    """
+    """Converts the first records of shards to read-only int64."""
     array = np.asarray(shards)
     if array.ndim != 1 or array.dtype.kind not in "iu" or not array.size:
         raise UsageError(f"shards should be a one-dimensional array of integers, got {array.dtype} {array.shape}")
+    # Shards may be empty, so equal numbers are allowed.
     if array[0] != 0 or (np.diff(array.astype(np.int64)) < 0).any() or array[-1] > length:
         raise UsageError(f"shards should ascend from 0 to at most {length}, got {array[0]} … {array[-1]}")
     result = array.astype(np.int64)
@@ -329,10 +323,7 @@ def _parse_shards(shards: Any, length: int) -> NDArray[np.int64]:
 
 
 def _check_indices(indices: Any, length: int) -> NDArray[np.int64]:
-    """Converts record numbers to read-only int64.
-
-    Raises :class:`UsageError` unless they are one-dimensional and integers in [0, ``length``).
-    """
+    """Converts record numbers to read-only int64."""
     array = np.asarray(indices)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise UsageError(f"indices should be a one-dimensional array of integers, got {array.dtype} {array.shape}")

@@ -134,11 +134,10 @@ def _permute_by_sorting(positions: Array, length: int, seed: int, epoch: int, st
 
 @dataclass(frozen=True)
 class _FeistelNetwork:
-    """Keyed permutation of [0, ``length``), over a high and a low digit. The attributes may be arrays: a network per
-    value.
+    """Keyed permutation of [0, ``length``), over a high and a low digit.
 
-    The low digit is binary, and the high digit has any radix. At most one in ``sqrt(length)`` values falls outside the
-    range.
+    Its attributes may be arrays, for a network per value. The low digit is binary, and the high digit has any radix. At
+    most one in ``sqrt(length)`` values falls outside the range.
 
     Attributes:
         length: Number of values.
@@ -173,7 +172,8 @@ class _FeistelNetwork:
         return values
 
     def _select_keys(self, chosen: Array) -> _FeistelNetwork:
-        """Returns the network for the ``chosen`` values. That is this network if all values share it."""
+        """Returns the network for the ``chosen`` values."""
+        # All values share one network.
         if isinstance(self.length, int):
             return self
         return _FeistelNetwork(self.length[chosen], self.shift[chosen], self.radix[chosen], self.keys[:, chosen])

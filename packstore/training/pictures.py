@@ -161,8 +161,7 @@ class ImageReader:
         return pixels
 
     def read_pil(self, reader: Reader, record: int) -> Image:
-        """Reads an image as a PIL image of its mode. Undoes normalisation. Check the mode by :func:`check_pil_mode`
-        before."""
+        """Reads an image as a PIL image, without normalisation, in a mode that passes :func:`check_pil_mode`."""
         return _to_pil(self.read_stored_pixels(reader, record), self.mode)
 
     def read_stored_pixels(self, reader: Reader, record: int) -> NDArray[Any]:
@@ -194,8 +193,7 @@ class ImageListReader:
     pictures: ImageReader
 
     def read(self, output: str, reader: Reader, record: int) -> list[Any] | None:
-        """Reads the images of a record as a list; each is as :meth:`ImageReader.read` returns it. Returns None for a
-        missing list.
+        """Reads the images of a record as a list, as :meth:`ImageReader.read` returns each; None for a missing list.
 
         Raises:
             DecodeError: An image cannot be decoded. Names the record, its key and the image's number.

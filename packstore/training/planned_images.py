@@ -74,25 +74,24 @@ class PlannedImage(Image.Image):
         self._size = width, height
 
     def _follow(self, cut: Cut) -> PlannedImage:
-        """Returns this image after a further cut.
-
-        If one cut cannot do both, the new image begins with the pixels of this one.
-        """
+        """Returns this image after a further cut."""
         moves = self.colours and cut != self._whole
         own = cut
         if self.is_upside_down:
+            # Mirroring top to bottom comes last, so the cut moves to the other side.
             (top, left, height, width), (row, column, rows, columns) = cut.box, cut.window
             own = cut._replace(
                 box=(self.height - top - height, left, height, width),
                 window=(cut.size[0] - row - rows, column, rows, columns),
             )
         composed = None if moves else self.cut.compose(own)
+        # One cut cannot do both.
         if composed is None:
             return self._begin_anew()._follow(cut)
         return self._change(cut=composed)
 
     def _change(self, **changes: Any) -> PlannedImage:
-        """Returns this image with other attributes, without the pixels."""
+        """Returns a copy with some attributes replaced, without pixels."""
         image = PlannedImage.__new__(PlannedImage)  # several times an image, so without __init__
         vars(image).update(vars(self), _im=None, info={}, **changes)
         _, _, height, width = image.cut.window
@@ -338,7 +337,7 @@ class PlannedBatch:
 
 
 def can_plan(pictures: ImageReader) -> bool:
-    """Tells if the engine can make parts of a column's images: of 8 bits, RGB or gray, in all records."""
+    """Tells if the engine can make parts of a column's images: they have 8 bits, RGB or gray, in all records."""
     column = pictures.column
     by_engine = column.layout == "HWC" or (column.layout is None and pictures.decoder.has_engine)
     return by_engine and not column.nullable and pictures.mode in MODES
@@ -385,6 +384,7 @@ def _make_some(images: Sequence[PlannedImage], array: NDArray[Any], numbers: lis
     )
     requests.set_outputs(boxes, sizes, windows, flips, out, form, _write_program(images), samplings)
     refused = get_engine().run(requests, 0, len(images), images[0].source.max_pixels)
+    # The engine refuses some files. The dataset's decoder reads them whole.
     for number in np.flatnonzero(refused).tolist():
         source = images[number].source
         if source.read_whole is None:
@@ -397,7 +397,7 @@ def _make_some(images: Sequence[PlannedImage], array: NDArray[Any], numbers: lis
 
 
 def _write_program(images: Sequence[PlannedImage]) -> Program | None:
-    """Returns the program of images, padded to the longest. None if no colours change."""
+    """Returns the program of images, padded to the longest; None if no colours change."""
     longest = max(len(image.colours) for image in images)
     if not longest:
         return None
@@ -416,6 +416,7 @@ def _is_colour(fill: Any) -> bool:
 @functools.cache
 def warps_like_pillow() -> bool:
     """Tells if the engine moves pixels by a matrix as this Pillow does."""
+    # By trial: builds of Pillow differ.
     noise = np.random.default_rng(0).integers(0, 256, (61, 83, 3), np.uint8)
     image, planned = Image.fromarray(noise), plan_pixels(noise)
     for matrix in ((0.83, 0.21, 2.3, -0.37, 1.19, 4.9), (0.7, 0, -5.2, 0, 1 / 0.9, 3.7)):
@@ -428,10 +429,11 @@ def warps_like_pillow() -> bool:
 
 @functools.cache
 def find_order() -> Callable[[int, int, tuple[int, int]], bool] | None:
-    """Returns a function that tells if Pillow resizes vertically first, by height, width and new size.
+    """Returns a function of height, width and new size that tells if Pillow resizes vertically first.
 
     Returns None if this Pillow resizes otherwise than the engine, as its variant for SIMD does.
     """
+    # By trial: builds of Pillow differ.
     noise = np.random.default_rng(0).integers(0, 256, (64, 9, 3), np.uint8)
     expected = np.asarray(Image.fromarray(noise).resize((7, 8), Resampling.BILINEAR))
     for extra, order in ((_COLUMNS_FIRST, _is_columns_first), (0, _is_never_columns_first)):
@@ -442,10 +444,10 @@ def find_order() -> Callable[[int, int, tuple[int, int]], bool] | None:
 
 
 def _is_columns_first(height: int, width: int, size: tuple[int, int]) -> bool:
-    """Tells if Pillow 13 resizes vertically first: if many more rows than columns go away."""
+    """Tells if Pillow 13 resizes vertically first: if many more rows than columns are dropped."""
     return height > size[0] and height - size[0] > 2 * (width - size[1])
 
 
 def _is_never_columns_first(height: int, width: int, size: tuple[int, int]) -> bool:
-    """Tells that Pillow before 13 resizes horizontally first."""
+    """Returns False: Pillow before 13 resizes horizontally first."""
     return False

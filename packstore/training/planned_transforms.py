@@ -43,8 +43,7 @@ _OF_FACTORS = (Code.BRIGHTNESS, Code.CONTRAST, Code.SATURATION)
 
 
 def call_transform(transform: Any, image: Any) -> Any:
-    """Calls a transform of torchvision with an image. Only plans what it does if it is known, and the image is one of
-    PIL."""
+    """Calls a transform of torchvision with an image, or only plans what a known one does to a PIL image."""
     name = type(transform).__name__
     move = _MOVES.get(name)
     if move is not None and isinstance(image, PlannedImage) and not image.is_made:
@@ -56,8 +55,10 @@ def call_transform(transform: Any, image: Any) -> Any:
 
 
 def has_steps(transform: Any) -> bool:
-    """Tells if the engine does a transform of torchvision by steps: of colours, and warps with the nearest pixels, in
-    AugMix also bilinear ones."""
+    """Tells if the engine does a transform of torchvision by steps.
+
+    Steps change colours, and warp with the nearest pixels, in AugMix also with bilinear ones.
+    """
     way = getattr(transform, "interpolation", "nearest")
     way = getattr(way, "value", way)
     if type(transform).__name__ == "AugMix":
@@ -68,7 +69,7 @@ def has_steps(transform: Any) -> bool:
 
 
 def _plan(image: Image.Image) -> PlannedImage:
-    """Returns a planned image, or another one of PIL as the source of one."""
+    """Returns a PIL image as a planned image."""
     return image if isinstance(image, PlannedImage) and not image.is_made else plan_pixels(np.asarray(image))
 
 
@@ -84,7 +85,7 @@ def _crop_and_resize(transform: Any, image: PlannedImage) -> Any:
 
 
 def _draw_crop(transform: Any, image: PlannedImage) -> tuple[int, int, int, int]:
-    """Draws as the transform's ``get_params()`` does: top, left, height and width."""
+    """Draws top, left, height and width, as the transform's ``get_params()`` does."""
     if not _draws_alike(type(transform).get_params):
         box: tuple[int, int, int, int] = transform.get_params(image, transform.scale, transform.ratio)
         return box
@@ -98,8 +99,8 @@ def _draw_crop(transform: Any, image: PlannedImage) -> tuple[int, int, int, int]
 def _draw_fitting_crop(
     image: PlannedImage, scale: Sequence[float], ratio: Sequence[float]
 ) -> tuple[int, int, int, int] | None:
-    """Draws a crop as torchvision's ``RandomResizedCrop.get_params()``, in a fifth of the time. Returns None if ten
-    attempts do not fit the image."""
+    """Draws a crop as torchvision's ``RandomResizedCrop.get_params()``; None if ten attempts do not fit."""
+    # In a fifth of the time of torchvision's own.
     width, height = image.size
     limits, one = _take_logarithms(*ratio), torch.empty(1)
     for _ in range(10):
@@ -127,6 +128,7 @@ def _draws_alike(get_params: Callable[..., Any]) -> bool:
             results = []
             for draw in (get_params, _draw_fitting_crop):
                 torch.default_generator.manual_seed(seed)
+                # The next number shows if both have drawn as many.
                 results.append((draw(image, (0.2, 1.0), (0.5, 1.5)), torch.rand(1).item()))
             if results[0] != results[1]:
                 return False
@@ -191,7 +193,7 @@ _CODES = {
 """Functions of torchvision that are a step, with at most one parameter."""
 
 
-def _plan_functions(transform: Any, image: PlannedImage) -> Any:
+def _call_with_our_functions(transform: Any, image: PlannedImage) -> Any:
     """Calls a transform whose methods find our functions in place of torchvision's."""
     kind: Any = type(transform)
     planning = object.__new__(_replace_functions(kind))
@@ -295,7 +297,7 @@ def _notes_all(kind: Callable[[], Any]) -> bool:
     image = plan_pixels(np.zeros((9, 11, 3), np.uint8))
     with torch.random.fork_rng(devices=[]):
         try:
-            return isinstance(_plan_functions(kind(), image), PlannedImage)
+            return isinstance(_call_with_our_functions(kind(), image), PlannedImage)
         except (AttributeError, TypeError):
             return False
 
@@ -305,24 +307,25 @@ def _note_operation(transform: Any, chain: _Chain, name: str, magnitude: float, 
 
 
 def _parse_fill(fill: Any) -> tuple[int, ...] | None:
-    """Returns a fill of torchvision as three bytes. None for no fill and one of other values."""
+    """Returns a fill of torchvision as three bytes; None for no fill and for other values."""
     values = [*fill] if isinstance(fill, list | tuple) else [fill] * 3
     are_bytes = all(isinstance(value, int | float) and value in range(256) for value in values)
     return tuple(map(int, values)) if are_bytes and len(values) == 3 else None
 
 
 def _recolour(code: Code, function: Callable[..., Any], image: Any, *values: Any, **named: Any) -> Any:
-    """Does what a function of torchvision does to a PIL image."""
+    """Plans what a function of torchvision does to the colours of a PIL image."""
     values += tuple(named.values())
     if code == Code.SOLARIZE:
         values = (math.ceil(min(max(values[0], 0), 256)),)  # equal, and fits a float32
     if values and not (1 <= values[0] <= 8 if code == Code.POSTERIZE else abs(values[0]) <= MOST_FACTOR):
+        # The engine does not support these values.
         return function(image, *values)
     return _plan(image).recolour(code, *values, flags=AS_PILLOW)
 
 
 def _pad(function: Callable[..., Any], image: Any, padding: Any, fill: Any = 0, padding_mode: str = "constant") -> Any:
-    """Pads a PIL image as torchvision. Only plans padding with zeros."""
+    """Pads a PIL image as torchvision; only plans padding with zeros."""
     sides = [*padding] * (4 // max(len(padding), 1)) if isinstance(padding, list | tuple) else [padding] * 4
     whole = len(sides) == 4 and all(isinstance(side, int) and side >= 0 for side in sides)
     zeros = fill in (None, 0) and padding_mode == "constant"
@@ -335,8 +338,8 @@ def _pad(function: Callable[..., Any], image: Any, padding: Any, fill: Any = 0, 
 _MOVES = {
     "RandomResizedCrop": _crop_and_resize,
     "RandomHorizontalFlip": _mirror,
-    "RandomCrop": _plan_functions,
-    "Pad": _plan_functions,
+    "RandomCrop": _call_with_our_functions,
+    "Pad": _call_with_our_functions,
 }
 _WITH_FUNCTIONS = (
     "RandomInvert",
@@ -357,7 +360,7 @@ _COLOURS: dict[str, Callable[[Any, PlannedImage], Any]] = {
     "RandomGrayscale": _gray_at_random,
     "Grayscale": _make_gray,
     "GaussianBlur": _blur,
-    **dict.fromkeys(_WITH_FUNCTIONS, _plan_functions),
+    **dict.fromkeys(_WITH_FUNCTIONS, _call_with_our_functions),
 }
 
 STEP_TRANSFORMS = {*_COLOURS}

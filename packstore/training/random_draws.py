@@ -232,12 +232,12 @@ class Draws(KnownArguments):
 
     @property
     def _draw_key(self) -> int:
-        """Upper half of the stream's key. It enters each draw by the number of the draw."""
+        """Upper half of the stream's key, which enters each draw with the draw's number."""
         return self._stream_key >> 32
 
     @cached_property
     def _record_bits(self) -> Array:
-        """32 random bits of each record, from which its draws are computed. uint32 for numpy."""
+        """32 random bits of each record, from which its draws are computed."""
         records = self.records
         if isinstance(records, np.ndarray):
             low, high = self._record_words
@@ -247,7 +247,6 @@ class Draws(KnownArguments):
 
     @cached_property
     def _record_words(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32] | None]:
-        """Lower 32 bits of numpy records, and upper 32 bits times a constant. The second is None if all upper bits are
-        zero."""
+        """Lower 32 bits of numpy records, and upper 32 bits times a constant; None if those are all zero."""
         high = self.records >> 32
         return self.records.astype(np.uint32), high.astype(np.uint32) * np.uint32(_HIGH) if high.any() else None

@@ -18,7 +18,7 @@ _WITH_KEYS, _MOST = 16, 1024
 
 
 def mark_records(error: Exception, ids: Array) -> None:
-    """Marks an exception with the ids of the records it is about, where the store is unknown. Keeps an earlier mark."""
+    """Marks an exception with the ids of its records, where the store is unknown. Keeps an earlier mark."""
     if not hasattr(error, _MARK):
         setattr(error, _MARK, ids)
 
@@ -55,8 +55,8 @@ def naming_records(reader: Reader, ids: Array, first: int = 0) -> Iterator[None]
 
 
 def _describe_records(reader: Reader, records: list[int]) -> str:
-    """Returns the text of a note. Views of a record count once."""
-    records, where = list(dict.fromkeys(records)), printable(str(reader.path))
+    """Returns the text of a note that names records."""
+    records, where = list(dict.fromkeys(records)), printable(str(reader.path))  # views of a record count once
     if len(records) == 1:
         return f"This happened with record {_name_record(reader, records[0])} of {where}."
     with_keys = len(records) <= _WITH_KEYS

@@ -114,15 +114,13 @@ class HostTransport(Transport):
         return torch.from_numpy(lent).view(dtype).view(*shape)
 
     def _take_buffer(self, nbytes: int) -> NDArray[np.uint8]:
-        """Takes a returned buffer of at least ``nbytes`` and at most twice as many. Allocates one if none fits.
-
-        Drops returned buffers of other sizes that it meets first.
-        """
+        """Takes a returned buffer of ``nbytes`` to twice as many, or allocates one."""
         for _ in range(len(self._returned)):
             try:
                 memory = self._returned.popleft()
             except IndexError:  # another thread was quicker
                 break
+            # Buffers of other sizes are dropped.
             if nbytes <= memory.nbytes <= 2 * nbytes:
                 return memory
         return np.empty(nbytes, np.uint8)
@@ -141,9 +139,9 @@ class _HostShipment(Shipment):
         self._waiting: tuple[Tensors, DeviceWork] | None = host, work
 
     def receive(self) -> Any:
-        """Runs the work now. Keeps no reference to the host tensors. Raises :class:`RuntimeError` the second time."""
-        # In the consumer's thread: torch's own threads do this work, and workers have none to spare.
-        # Both are let go of first: what the work holds must not live as long as the slot that keeps this shipment.
+        """Runs the work in the consumer's thread. Raises :class:`RuntimeError` the second time."""
+        # Here torch's own threads do the work. Workers, which keep torch single-threaded, have no time to spare for it.
+        # References to host tensors and work are dropped first, because the slot keeps this shipment for longer.
         waiting, self._waiting = self._waiting, None
         if waiting is None:
             raise RuntimeError("a shipment is received once")
@@ -341,8 +339,7 @@ class Ring:
 
 
 def _copy_event(slot: Slot) -> Event:
-    """Returns the event after which the buffers of the slot may be overwritten. Without a shipment, an event in the
-    past."""
+    """Returns the event after which the buffers of the slot may be overwritten."""
     return slot.shipment.copied if slot.shipment is not None else _PastEvent()
 
 

@@ -54,10 +54,7 @@ def single_threaded() -> Iterator[None]:
 
 
 def _set_openmp_threads(count: int) -> bool:
-    """Sets OpenMP's number of threads for the calling thread, in all loaded libraries.
-
-    Returns True if torch then has this number.
-    """
+    """Sets OpenMP's threads for the calling thread; returns True if torch then has this number."""
     torch.get_num_threads()  # torch sets a thread's number when it is first asked, and would set it again later
     for library in _find_openmp_libraries():
         library.omp_set_num_threads(count)
@@ -91,14 +88,11 @@ def is_single_threaded() -> bool:
 
 @functools.cache
 def _find_openmp_libraries() -> tuple[ctypes.CDLL, ...]:
-    """Returns the OpenMP libraries that this process has loaded at the first call. Empty without ``/proc``.
-
-    Leaves out libraries that cannot be loaded again.
-    """
+    """Returns the OpenMP libraries that this process has loaded at the first call."""
     try:
         lines = Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines()
     except OSError:
-        return ()
+        return ()  # a system without /proc
     paths = {fields[5] for line in lines if len(fields := line.split(maxsplit=5)) == 6}
     libraries = []
     for path in sorted(paths):

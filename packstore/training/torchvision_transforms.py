@@ -82,10 +82,10 @@ class TransformPlan:
         return self.given[:count], self.given[count:]
 
     def fits(self, pictures: ImageReader) -> bool:
-        """Tells if the transforms are to be called by this plan with images of a column.
+        """Tells if this plan can run the transforms on images of a column; otherwise they are called with tensors.
 
-        Otherwise they are called with tensors: normalised ones, those of which the engine makes no parts, and pixels of
-        more than 8 bits, unless the transforms need PIL images.
+        It cannot if images are normalised. Images of more than 8 bits need transforms that insist on PIL images.
+        Transforms of tensors need bytes on the CPU, of which the engine can make parts.
         """
         if not self.takes_pil:
             return can_plan(pictures) and pictures.dtype in (None, torch.uint8) and pictures.device.type == "cpu"
@@ -100,8 +100,8 @@ class TransformPlan:
         Args:
             batch: The images.
             count: Number of images.
-            together: Plan all images first, then let the engine make them in one call, unless other transforms follow
-                a conversion than erasing. Random numbers are drawn in the same order if the caller draws none between
+            together: Plan all images first, then let the engine make them in one call. Has no effect if a transform
+                other than erasing follows a conversion. Random numbers are the same if the caller draws none between
                 results.
         """
         rest = [step for step, role in self.steps if role is _Role.REST]
@@ -137,7 +137,7 @@ class TransformPlan:
         batch.note_record(error, row)
 
     def _plan(self, image: Any) -> Any:
-        """Calls the transforms that are planned. Returns a planned image, or what they have made of its pixels."""
+        """Calls the planned transforms; returns a planned image, or what they have made of its pixels."""
         if not self.takes_pil:
             image = image.as_tensor()
         delayed: list[Callable[[Any], Any]] = []
@@ -159,7 +159,7 @@ class TransformPlan:
         return image
 
     def _convert(self, images: Sequence[Any]) -> list[Any]:
-        """Makes planned images, those of one size in one block of memory. Leaves other values as they are."""
+        """Makes planned images, those of one size in one block of memory."""
         results, forms = [*images], dict[Any, list[int]]()
         for number, image in enumerate(images):
             if _is_planned(image):
@@ -188,7 +188,7 @@ class TransformPlan:
         return rows if type(table) is torch.Tensor else [row.as_subclass(type(table)) for row in rows]
 
     def _tabulate(self, conversions: Sequence[Callable[[Any], Any]], channels: int) -> torch.Tensor | None:
-        """Converts each byte of each channel, to ``(C, 1, 256)``. Returns None if the engine has no such conversion."""
+        """Converts each byte of each channel, to ``(C, 1, 256)``; None if the engine has no such conversion."""
         every: NDArray[np.uint8] = np.repeat(np.arange(256, dtype=np.uint8)[None, :, None], channels, 2)
         image = Image.fromarray(every if channels == 3 else every[..., 0])
         table = _run_all(conversions, image if self.takes_pil else _as_tensor(image))
@@ -232,8 +232,7 @@ def plan_transform(transform: Any) -> TransformPlan | None:
 
 
 def _see_through(step: Any) -> Any:
-    """Returns a copy of a container of torchvision that calls its transforms by :func:`_call`; other transforms
-    themselves."""
+    """Returns a transform; a container of torchvision as a copy that calls its transforms by :func:`_call`."""
     if not _is_known(step, _CONTAINERS):
         return step
     inner = [partial(_call, _see_through(each)) for each in step.transforms]
@@ -253,7 +252,7 @@ def _call(step: Callable[[Any], Any], *images: Any) -> Any:
 
 
 def _takes_pil(steps: Iterable[Any]) -> bool:
-    """Tells if the first transform expects a PIL image, since one makes a tensor of it later, or inside another."""
+    """Tells if the first transform expects a PIL image: a later or inner one makes a tensor of it."""
     for step in steps:
         if _is_known(step, {"ToPILImage"}):
             return False
@@ -263,7 +262,8 @@ def _takes_pil(steps: Iterable[Any]) -> bool:
 
 
 def _hides_conversion(step: Any) -> bool:
-    """Tells if something inside a transform makes a tensor. Looks once: this is asked for every item."""
+    """Tells if something inside a transform makes a tensor."""
+    # Remembered, because this is asked for every item.
     try:
         return _looked_inside[step]
     except (KeyError, TypeError):  # TypeError: not hashable, or without weak references
@@ -274,8 +274,9 @@ def _hides_conversion(step: Any) -> bool:
 
 
 def _makes_tensor(step: Any) -> bool:
-    """Tells if a transform makes a tensor of a PIL image, or is one of albumentations, for which people make arrays."""
+    """Tells if a transform makes a tensor of a PIL image."""
     if _is_known(step, _FROM_PIL) or type(step).__module__.startswith("albumentations."):
+        # People make arrays for transforms of albumentations.
         return True
     if is_of_torchvision(type(step)):
         return False
@@ -284,7 +285,7 @@ def _makes_tensor(step: Any) -> bool:
 
 
 def _list_names(code: CodeType | None) -> set[str]:
-    """Returns the names that a function looks up, in the functions inside it, too."""
+    """Returns the names that a function looks up, also in functions inside it."""
     if code is None:
         return set()
     inside = [_list_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
@@ -292,10 +293,11 @@ def _list_names(code: CodeType | None) -> set[str]:
 
 
 def _iterate_inside(step: Any, depth: int = 3) -> Iterator[Any]:
-    """Yields a transform, and what it holds: as attributes, arguments, in lists and variables of a closure."""
+    """Yields a transform and all callable objects that it holds, up to ``depth`` levels."""
     yield step
     if depth == 0:
         return
+    # In attributes, arguments, lists and variables of a closure.
     cells = getattr(step, "__closure__", None) or ()
     held = [*getattr(step, "__dict__", {}).values(), *getattr(step, "args", ()), getattr(step, "func", None)]
     held += [cell.cell_contents for cell in cells if cell != CellType()]
@@ -307,7 +309,7 @@ def _iterate_inside(step: Any, depth: int = 3) -> Iterator[Any]:
 
 
 def _can_plan(step: Any, *, takes_pil: bool, of_bytes: bool = True) -> bool:
-    """Tells if the engine does what a transform does to an image. Values other than bytes can only be moved."""
+    """Tells if the engine does what a transform does to an image."""
     if _is_known(step, _CONTAINERS):
         inner = getattr(step, "transforms", ())
         return all(_can_plan(each, takes_pil=takes_pil, of_bytes=of_bytes) for each in inner)
@@ -316,6 +318,7 @@ def _can_plan(step: Any, *, takes_pil: bool, of_bytes: bool = True) -> bool:
         if takes_pil:
             return way in ("bilinear", "bicubic", "box", "lanczos")
         return of_bytes and getattr(step, "antialias", None) is True and way in ("bilinear", "bicubic")
+    # Values other than bytes can only be moved.
     if _is_known(step, _FLIPS) or (of_bytes and _is_known(step, _CROPS)):
         return True
     pads_zeros = _is_known(step, {"Pad"}) and step.padding_mode == "constant" and step.fill in (0, None)
@@ -323,11 +326,11 @@ def _can_plan(step: Any, *, takes_pil: bool, of_bytes: bool = True) -> bool:
 
 
 def _is_known(step: Any, names: set[str]) -> bool:
-    """Tells if a transform is one of these: torchvision's, torch's, or timm's variant for PIL images."""
+    """Tells if a transform has one of these names, and is torchvision's, torch's or a variant of timm's."""
     kind = type(step)
     name = kind.__name__
     if kind.__module__.startswith("timm.data."):
-        name = name.removeprefix("Maybe")
+        name = name.removeprefix("Maybe")  # variants for PIL images
     elif not (is_of_torchvision(kind) or kind.__module__ == "torch.nn.modules.linear"):
         return False
     return name in names
@@ -363,7 +366,7 @@ def _is_planned(image: Any) -> bool:
 
 
 def _form_of(image: PlannedImage) -> tuple[int, ...]:
-    """Returns number of channels, height and width: images that agree in them can be rows of one tensor."""
+    """Returns number of channels, height and width, which are equal for rows of one tensor."""
     return image.source.channels, image.height, image.width
 
 

@@ -53,7 +53,7 @@ class ValueReader:
         return self.column.holds_class and not self.column.nullable
 
     def read(self, output: str, reader: Reader, record: int) -> Any:
-        """Reads the value of a record. Returns None for a missing value.
+        """Reads the value of a record; None for a missing value.
 
         - Masks: as ``output``: ``"tensor"``, ``"numpy"``, ``"pil"`` or ``"bytes"``.
         - Single whole numbers: ``int``.
@@ -83,10 +83,7 @@ class ValueReader:
         return array if output == "numpy" else as_tensor(column, array).to(self.device)
 
     def _read_mask(self, output: str, reader: Reader, record: int) -> Any:
-        """Reads a record's mask as a tensor, an array, a PIL image or bytes.
-
-        Raises :class:`DecodeError`, which names the record, if its file cannot be decoded or has over ``max_pixels``.
-        """
+        """Reads a record's mask as a tensor, an array, a PIL image or bytes."""
         column = self.column
         if output == "bytes":
             return bytes(read_stored_bytes(reader, column, record))

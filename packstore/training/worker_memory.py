@@ -116,7 +116,7 @@ class _SentByValue(torch.Tensor):
 
 
 def send_by_value(value: Any) -> Any:
-    """Returns a small tensor so that a worker sends its values. torch would send a descriptor, which takes 1 ms."""
+    """Returns a small tensor so that a worker sends its values: a descriptor, as torch sends, takes 1 ms."""
     is_plain = type(value) is torch.Tensor and value.dtype in _BY_VALUE and value.device.type == "cpu"
     if not is_plain or value.nbytes > _MOST_BY_VALUE or value.requires_grad or get_worker_info() is None:
         return value
@@ -124,11 +124,12 @@ def send_by_value(value: Any) -> Any:
 
 
 def _find_file(nbytes: int) -> _File:
-    """Returns a free file that is large enough, or a new one. Drops free files of other sizes when there are many."""
+    """Returns a free file that is large enough, or a new one."""
     for address, file in [*_files.items()]:
         if file.is_free:
             if nbytes <= len(file.mapping) <= 2 * nbytes:
                 return file
+            # When there are many, free files of other sizes make room.
             if len(_files) == _MOST:
                 del _files[address]
     return _File(nbytes)
