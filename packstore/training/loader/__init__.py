@@ -298,10 +298,7 @@ class PackedLoader(LoaderParts):
         self._running = start.epoch, start.first
 
     def _iterate_items(self, start: _Start) -> Generator[Any, None, None]:
-        """Yields the items of an epoch from its start on, as arrays with ``output="numpy"``.
-
-        Counts them in the statistics, and for resuming. Raises :class:`UsageError` if it is continued in a forked
-        child."""
+        """Yields the items of an epoch from its start on, and counts them in the statistics and for resuming."""
         self._begin(start)
         epoch, first = start.epoch, start.first
         if start.is_over:
@@ -337,8 +334,7 @@ class PackedLoader(LoaderParts):
                 del item  # the consumer's alone from here on, so that its memory is free before the next batch
 
     def _as_arrays(self, item: Any) -> Any:
-        """Replaces the tensors of an item by numpy arrays over the same memory. bfloat16 becomes float32, in new
-        memory. Images are channels-last if the loader's options say so."""
+        """Replaces the tensors of an item by numpy arrays over the same memory."""
         from packstore.training.loader.arrays import as_arrays
 
         dataset = self.pipeline.dataset

@@ -30,9 +30,7 @@ def as_arrays(item: Any, columns: Collection[str], images: Collection[str], as_d
 
 
 def _to_numpy(value: Any, channels_last: bool) -> Any:
-    """Converts the tensors in nested tuples, lists and dicts to numpy arrays, bfloat16 to float32.
-
-    Leaves other values unchanged. ``channels_last`` moves axis -3 of tensors with at least three axes to the end."""
+    """Converts the tensors in nested tuples, lists and dicts to numpy arrays, and leaves other values as they are."""
     if isinstance(value, torch.Tensor):
         tensor = value.detach()
         tensor = tensor.float() if tensor.dtype == torch.bfloat16 else tensor

@@ -131,15 +131,11 @@ class Assembler(ABC):
 
     @abstractmethod
     def _plan_batch(self, plan: BatchPlan, records: NDArray[np.int64], errors: Failures) -> float:
-        """Reads ``records``, and plans their rows in ``prepared``. Returns the time at which reading ended.
-
-        Adds records that cannot be read to ``plan.failed``, and stores their errors in ``errors``. Raises the first
-        error if ``errors`` is None."""
+        """Reads ``records``, plans their rows, and returns the time at which reading ended; notes records that cannot
+        be read."""
 
     def _plan_group(self, ids: NDArray[np.int64], seed: int, epoch: int) -> BatchPlan | None:
-        """Plans the records of several batches at once, without a buffer.
-
-        Returns None if each batch must be planned by itself. This default always does."""
+        """Plans the records of several batches at once; None, as here, if each batch has to be planned by itself."""
         return None
 
     def fill_rows(
@@ -172,22 +168,18 @@ class Assembler(ABC):
         None."""
 
     def _note_faults(self, plan: BatchPlan, errors: Failures) -> None:
-        """Marks records with damaged values in other columns as failed, and stores their errors in ``errors``.
-
-        If ``errors`` is None, raises the error of the batch's first damaged record instead. To find the first, verifies
-        the images of the records before it."""
+        """Marks records with damaged values in other columns as failed; raises the first error if ``errors`` is
+        None."""
         assert plan.pending is not None
         faults = plan.pending.faults
         if errors is None:
+            # The first damaged record may be one before, with a damaged image.
             self._verify_images(plan, 0, [self._images.view(i) for i in plan.numbers[: min(faults)]], errors)
         for row, error in sorted(faults.items()):
             plan.failed.append(self._note_error(errors, row, plan.numbers[row], error))
 
     def _verify_images(self, plan: BatchPlan, first: int, images: ImagesByNumber, errors: Failures) -> list[int]:
-        """Verifies pending checksums of ``images``, which belong to the rows from ``first`` on.
-
-        Returns the damaged rows, and stores their errors in ``errors``. Raises the first error if ``errors`` is None.
-        """
+        """Verifies pending checksums of the images of the rows from ``first`` on, and returns the damaged rows."""
         if plan.pending is None:
             return []
         damaged = plan.pending.find_damaged(first, images, plan.failed)

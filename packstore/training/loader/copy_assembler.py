@@ -38,9 +38,7 @@ class CopyAssembler(Assembler):
         return perf_counter()
 
     def _write_rows(self, plan: BatchPlan, first: int, stop: int, errors: Failures, skip: Set[int]) -> list[int]:
-        """Copies all images, verifies the checksums of the copies, and normalises them.
-
-        Returns the damaged rows, or raises the first error if ``errors`` is None."""
+        """Copies all images, verifies the checksums of the copies, normalises them, and returns the damaged rows."""
         records = plan.ids[first:stop] & MASK
         out, finishes = plan.out[first:stop], self.form is not self._stored
         if finishes:

@@ -111,12 +111,7 @@ class MaskRows(TensorRows):
         return failed
 
     def _fill_row(self, context: ColumnContext, row: int) -> None:
-        """Decodes the mask of a row, moves it with its image, and writes it. Writes zeros for a missing mask.
-
-        Raises :class:`DecodeError` for a damaged mask. If masks move, raises it also for a mask that differs in size
-        from its image. If they do not move, raises :class:`SizeError` for a mask that differs in size from the batch's
-        masks.
-        """
+        """Decodes the mask of a row, moves it with its image, and writes it; writes zeros for a missing mask."""
         placement, out = context.placement, self._masks_of_rows[row].numpy()
         stored, header = self.stored[row], self.headers[row]
         if stored is None or not out.size:
@@ -199,10 +194,8 @@ class MaskReader(ColumnReader):
         return MaskRows(host, missing, column, stored, headers, self._fill_value)
 
     def _row_shapes(self, context: ColumnContext, stored: Sequence[Any]) -> NDArray[np.int64]:
-        """Returns the final shape of each row's mask or volume, ``(B, axes)``.
-
-        Height and width are those of the augmented image if masks move with it. For a missing volume, other axes are 0.
-        """
+        """Returns the final shape of each row's mask or volume, ``(B, axes)``; 0 along the depth of a missing
+        volume."""
         axes = len(self.column.layout or "HW")
         if axes == 2:
             assert context.placement is not None
@@ -213,12 +206,7 @@ class MaskReader(ColumnReader):
         return shapes
 
     def _batch_dtype(self, headers: Sequence[MaskHeader | None]) -> torch.dtype:
-        """Returns the dtype of the batch.
-
-        - float32 for a float32 column;
-        - uint8 for a uint8 column, if the batch's masks have at most 8 bits and the fill value fits;
-        - int32 otherwise.
-        """
+        """Returns the smallest dtype that holds the batch's masks and the fill value: uint8, int32 or float32."""
         if self.column.dtype == "float32":
             return torch.float32
         narrow = self.column.dtype == "uint8" and 0 <= self._fill_value <= 255
@@ -228,12 +216,7 @@ class MaskReader(ColumnReader):
     def _common_size(
         self, context: ColumnContext, stored: Sequence[Any], headers: Sequence[MaskHeader | None]
     ) -> tuple[int, int]:
-        """Returns the common height and width of the batch's masks.
-
-        Does not check the masks: :meth:`MaskRows.fill_rows` does.
-
-        - If operations place masks: the size of the first augmented image.
-        - Otherwise: the size of the first mask. If all masks are missing, the column's, or 0 x 0."""
+        """Returns the common height and width of the batch's masks, which are not checked yet."""
         if context.placement is not None:
             height, width = context.placement.sizes[0].tolist()
             return height, width

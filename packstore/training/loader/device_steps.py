@@ -351,8 +351,7 @@ class _MovingOperation(Operation):
 
 
 def _moving_part(operation: Step) -> Step:
-    """Returns an operation that moves pixels like ``operation`` and changes nothing else. For users' functions and
-    operations that move no pixels, the result does nothing."""
+    """Returns an operation that moves pixels like ``operation`` and changes nothing else."""
     if isinstance(operation, ProgramOperation):
         return _MovingOperation(operation) if operation.moves_pixels else _keep_images
     return operation if isinstance(operation, GeometricOperation) else _keep_images

@@ -163,10 +163,8 @@ class Epochs:
         return generator if isinstance(generator, torch.Generator) else None
 
     def _current_order(self) -> Order | SamplerOrder:
-        """Returns the order with the current rank and world size.
-
-        If the sampler itself divides its records among ranks, these are 0 and 1. With a world size of 1, the order's
-        window fits the cache."""
+        """Returns the order with the current rank and world size."""
+        # A sampler that divides its records itself leaves nothing to divide.
         rank, world_size = (0, 1) if self._sampler_divides else resolve_ranks(self._options)
         # Several ranks must agree, though their caches may differ.
         window = self._fitting_window if world_size == 1 else self._options.window

@@ -86,10 +86,7 @@ class BatchJob:
         return self
 
     def _prepare_batch(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> BatchColumns | ViewColumns:
-        """Reads records and columns, plans the rows, and submits slices to all threads. Runs in a thread of the pool.
-
-        A batch of small arrays has no slices: this thread writes it. With ``on_error="skip"``, first removes the
-        records of shards that cannot be opened."""
+        """Reads records and columns, plans the rows, and submits slices to all threads."""
         with naming_records(self._pipeline.dataset.reader, self.ids):
             return self._prepare_rows(ring, pool, threads)
 
@@ -141,9 +138,8 @@ class BatchJob:
             self._buffer, self._sent = self._buffer[: len(self.ids)], len(self.ids)
 
     def _fill_slice(self, plan: BatchPlan, columns: BatchColumns | ViewColumns, first: int, stop: int) -> list[int]:
-        """Writes rows ``first`` … ``stop - 1`` of images and columns. Calls the user's functions with the images.
-
-        Returns the rows that failed. Runs in a thread of the pool."""
+        """Writes images and columns of a slice of rows, calls the user's functions, and returns the rows that
+        failed."""
         with naming_records(self._pipeline.dataset.reader, self.ids[first:stop]):
             failed = self._pipeline.assembler.fill_rows(plan, first, stop, self._errors)
             failed += columns.fill_rows(first, stop, failed)
@@ -242,9 +238,7 @@ class BatchJob:
             self._send_batch(ring)
 
     def _send_batch(self, ring: Ring) -> None:
-        """Starts the copy of the batch's tensors to the device, without failed records.
-
-        Logs a warning for each failed record, the first time. Raises the errors of the threads."""
+        """Starts the copy of the batch's tensors to the device, without failed records."""
         assert self._prepared is not None
         self._slot.shipment, self._torch_modes = None, _torch_modes()
         columns = self._prepared.result()
@@ -284,11 +278,7 @@ class BatchJob:
         self._slot.shipment = ring.transport.send((*images, *others), finish)
 
     def _collect_rows(self, ring: Ring, rows: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Prepares rows of different sizes for sending, and remembers their shapes.
-
-        If the transport is asynchronous, copies the rows into one page-locked tensor. If not, returns them unchanged.
-        Raises :class:`UsageError` for rows of different dtypes that it has to copy.
-        """
+        """Prepares rows of different sizes for sending: as they are, or copied into one page-locked tensor."""
         self._shapes = [row.shape for row in rows]
         if not ring.transport.asynchronous:
             return rows

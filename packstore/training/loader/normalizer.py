@@ -122,9 +122,7 @@ class Normalizer:
                 there.copy_(part * scales)
 
     def _repeat_factors(self, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns scale and shift of each value in a line of ``width`` pixels, ``(width * C,)``, on the CPU.
-
-        Caches the result for the latest width."""
+        """Returns scale and shift of each value in a line of ``width`` pixels, ``(width * C,)``, on the CPU."""
         factors = self._line
         if factors is None or len(factors[0]) != self._scale.shape[1] * width:
             # Threads may overwrite each other's result: both are equal.

@@ -199,12 +199,10 @@ class Pipeline:
         form: RowFormat | None = None,
         programs: tuple[Any, ...] = (),
     ) -> Assembler:
-        """Creates the assembler of a column of images that come out in one size.
-
-        For the main column, it uses the memory-mapped array of a store if possible. Other columns are read record by
-        record."""
+        """Creates the assembler of a column of images that come out in one size."""
         decoder, stats = self.dataset.decoder_of(column), self.stats
         made = bool(operations or programs or form is not None) and engine_takes(column, operations)
+        # Columns beside the main one are read record by record.
         images = self._stored_images(column, decoder, mapped=column.name == "image" and (made or not operations))
         if isinstance(images, MappedImages) and not made:
             from packstore.training.loader.copy_assembler import CopyAssembler
@@ -230,10 +228,9 @@ class Pipeline:
     def _convert_further_images(
         self, column: Column, images: torch.Tensor, ids: torch.Tensor, epoch: int
     ) -> torch.Tensor:
-        """Crops, resizes, flips and normalises the images of a column beside the main one, on the device.
-
-        Images of another mode than the main ones are scaled to 0 … 1 instead of normalised."""
+        """Augments and normalises the images of a column beside the main one, on the device."""
         operations, first = self._operations_for(column), len(self._at_decoding(column))
+        # Images of another mode are scaled to 0 … 1 instead of normalised.
         other = column.layout != "CHW" and column.pixels != self.dataset.reading.pixels
         moved = self.device_steps.move_images(images, ids, epoch, operations, first)
         return self.device_steps.convert_batch(moved, column.pixels if other else None)
@@ -310,12 +307,7 @@ class Pipeline:
 
 
 def _columns_to_mix(dataset: PackedDataset, options: LoaderOptions) -> list[str]:
-    """Returns the columns of labels that ``mix=`` mixes with their images: labels that are never missing, and multi-hot
-    ones. Empty for mosaics.
-
-    Raises:
-        UsageError: There are no labels, or there are columns that cannot be mixed or joined in mosaics.
-    """
+    """Returns the columns of labels that ``mix=`` mixes with their images; empty for mosaics."""
     collate, names = options.collate or {}, []
     if options.mosaic is not None:
         from packstore.training.augment.mosaic import check_columns

@@ -94,9 +94,8 @@ class prefetch:  # noqa: N801 - used like a function
         return [self._normalize_images(t) if _is_image_batch(t) else t for t in there]
 
     def _normalize_images(self, images: torch.Tensor) -> torch.Tensor:
-        """Normalises uint8 or floating point images, and converts them to the wanted dtype.
-
-        Leaves other dtypes unchanged. Caches mean and standard deviation on the device."""
+        """Normalises uint8 or floating point images, converts them to the wanted dtype, and leaves other dtypes as they
+        are."""
         if images.dtype == torch.uint8:
             return images if self._normalizer is None else self._normalizer(images)
         if not images.is_floating_point():
@@ -130,10 +129,7 @@ def _update_mapping(mapping: Any, values: dict[Any, Any]) -> Any:
 
 
 def _take_tensors(batch: Any, tensors: list[torch.Tensor]) -> Rebuild:
-    """Appends the tensors in the nested tuples, lists and dicts of ``batch`` to ``tensors``.
-
-    Returns a function that rebuilds the structure around other tensors, which it takes from an iterator. Other values
-    stay the same objects."""
+    """Appends the tensors of a nested batch to ``tensors``, and returns a function that rebuilds it around others."""
     if isinstance(batch, torch.Tensor):
         tensors.append(batch)
         return lambda there: next(there)

@@ -87,9 +87,8 @@ class RaggedRows(ColumnRows):
         return fill_missing(parts, self.missing, kept)
 
     def _select_kept(self, kept: NDArray[np.int64] | None) -> tuple[torch.Tensor, NDArray[np.int64], int]:
-        """Selects the records ``kept``, or all, and numbers them from 0.
-
-        Returns their rows, the number of each row's record, and the number of records."""
+        """Returns the rows of the records ``kept``, or of all, the number of each row's record, and the number of
+        records."""
         if kept is None:
             return self.flat, self.rows, self.count
         number = np.full(self.count, -1)

@@ -95,17 +95,13 @@ class RecordAssembler(Assembler):
         return look.form.row_shape(self._common_size(look))
 
     def _common_size(self, look: Look) -> tuple[int, int]:
-        """Returns height and width of all rows, after the operations.
-
-        If no operation gives all images one size, returns the size of the first image and sets ``_own_sizes``. Decoding
-        then refuses other sizes, except in a batch of one. An unreadable header gives 1 x 1.
-
-        Raises :class:`UsageError` for operations that leave images of different sizes, and :class:`DecodeError` if the
-        first image is too large."""
+        """Returns height and width of all rows after the operations; those of the first image if no operation sets
+        them."""
         images = self._images
         size = output_size(look.operations, height_width(images.column) if images.column.kind == "fixed" else None)
         if size is not None:
             return size
+        # Decoding then refuses other sizes, except in a batch of one.
         self._own_sizes = True
         if any(not operation.mirrors for operation in look.operations):
             names = ", ".join(type(operation).__name__ for operation in look.operations)
@@ -171,16 +167,9 @@ class RecordAssembler(Assembler):
         return [section[rows] for section, rows in zip(sections, places, strict=True)]
 
     def _plan_batch(self, plan: BatchPlan, records: NDArray[np.int64], errors: Failures) -> float:
-        """Gets the stored bytes of ``records``, and plans their rows.
-
-        If the store is cold (not in memory yet), asks the operating system to read the records ahead. Counts down the
-        batches for which it is cold.
-
-        Stores the errors of failed records in ``errors``, or raises the first error if ``errors`` is None. Raises
-        :class:`UsageError` for an image that is too small for its crop.
-
-        Returns the time, of :func:`time.perf_counter`, between getting the bytes and planning."""
+        """Gets the stored bytes of ``records``, plans their rows, and returns the time between the two."""
         images = self._images
+        # A cold store is not in memory yet: the operating system is asked to read the records ahead.
         fetch = images.cold > 0
         images.cold -= fetch
         if fetch or plan.failed or not self._try_view_all(plan, records):
@@ -196,10 +185,7 @@ class RecordAssembler(Assembler):
         return sum(look.nbytes for look in plan.looks)
 
     def _plan_group(self, ids: NDArray[np.int64], seed: int, epoch: int) -> BatchPlan | None:
-        """Plans the records of several batches at once.
-
-        Returns None for a cold or remote store, with views, and without operations that set the size. Returns None also
-        if a record fails, or the engine does not support the pixels."""
+        """Plans the records of several batches at once; None if each batch has to be planned by itself."""
         # A cold store is read by many threads.
         if not self._plans_groups or self._images.cold or self._own_sizes:
             return None
@@ -214,19 +200,14 @@ class RecordAssembler(Assembler):
         return plan if plan.requests is not None else None
 
     def _plan_rows(self, plan: BatchPlan, records: NDArray[np.int64]) -> None:
-        """Plans the rows of a batch from the images' bytes in memory.
-
-        Reads headers, draws crops, and makes requests to the engine. Images with unreadable headers get a size, too.
-        Raises :class:`UsageError` for an image too small for its crop."""
+        """Plans the rows of a batch: reads headers, draws crops, and makes requests to the engine."""
         plan.turned = self._images.read_orientations(plan.views)
         requests = self._images.make_requests(records, plan)
         self._replace_unread(plan)
         plan.requests = self._request_rows(plan, requests)
 
     def _try_view_all(self, plan: BatchPlan, records: NDArray[np.int64]) -> bool:
-        """Gets the stored bytes of all records of the batch at once, into ``plan.views``.
-
-        Returns False if any record fails. :meth:`_view_each` then finds out which."""
+        """Gets the stored bytes of all records of the batch at once; False if any record fails."""
         try:
             plan.views = self._images.view_all(records)
         except PackstoreError:
@@ -234,10 +215,7 @@ class RecordAssembler(Assembler):
         return True
 
     def _view_each(self, plan: BatchPlan, errors: Failures, *, fetch: bool) -> None:
-        """Gets the stored bytes of the records one by one. A record that fails gets empty bytes.
-
-        Adds each failed record to ``plan.failed`` and its error to ``errors``, or raises the first error if
-        ``errors`` is None. With ``fetch``, asks the operating system to read each record ahead."""
+        """Gets the stored bytes of the records one by one; a record that fails is noted and gets empty bytes."""
         left_out, images = {*plan.failed}, self._images
         for row, record in enumerate(plan.numbers):
             if row in left_out:
@@ -262,9 +240,8 @@ class RecordAssembler(Assembler):
             plan.sizes[unread] = np.maximum(plan.sizes.max(0), least)
 
     def _request_rows(self, plan: BatchPlan, requests: Requests | None) -> Requests | None:
-        """Draws the looks into ``prepared``, and adds their crops, programs and outputs to ``requests``.
-
-        Returns None if ``requests`` is None, or an image comes out in another size than the rows."""
+        """Draws the looks, and adds their crops, programs and outputs to ``requests``; None if the engine cannot do
+        them."""
         plan.looks = [
             look.draw(plan.sizes, plan.ids, plan.seed, plan.epoch, out)
             for look, out in zip(self._looks, self.split_buffer(plan.out), strict=True)
@@ -277,12 +254,8 @@ class RecordAssembler(Assembler):
         return Requests.interleave(parts, [look.count for look in self._looks])
 
     def _write_rows(self, plan: BatchPlan, first: int, stop: int, errors: Failures, skip: Set[int]) -> list[int]:
-        """Verifies checksums, lets the engine write the rows, and decodes and writes the rows that it refuses.
-
-        Counts the decoded images. If this thread waited for the disk, turns reading ahead on.
-
-        Returns the rows that failed; their errors are in ``errors``. If ``errors`` is None, raises the first error.
-        Always raises a :class:`SizeError` or :class:`MemoryError`."""
+        """Verifies checksums, lets the engine write the rows, decodes those that it refuses, and returns the failed
+        ones."""
         faults = _count_major_faults()
         failed = self._verify_images(plan, first, plan.views[first:stop], errors)
         left_out = {*failed, *plan.failed, *skip}
@@ -307,14 +280,13 @@ class RecordAssembler(Assembler):
         if self._images.are_files:
             left_out.update(failed)
             self._stats.add_decoded(stop - first - sum(first <= row < stop for row in left_out))
+        # This thread waited for the disk: the next batches are read ahead again.
         if _count_major_faults() - faults > stop - first:
             self._images.cold = COLD_BATCHES
         return failed
 
     def _run_engine(self, plan: BatchPlan, first: int, stop: int) -> Iterable[int]:
-        """Lets the engine write rows ``first`` … ``stop - 1``. Counts invalid seek indexes.
-
-        Returns the rows that the engine refused. Without requests, these are all rows."""
+        """Lets the engine write a slice of rows, and returns those that it refused: all if there are no requests."""
         if plan.requests is None:
             return range(first, stop)
         engine, count = get_engine(), self._crops_per_record
@@ -325,18 +297,8 @@ class RecordAssembler(Assembler):
         return rows
 
     def _write_refused(self, plan: BatchPlan, row: int) -> NDArray[Any] | None:
-        """Decodes a record that the engine has refused, and returns its pixels; None if its crops are written already.
-
-        Decodes only a part of the image if possible. If the image has another size than its header says, draws its
-        crops again, for the true size.
-
-        Raises the errors of decoding, and:
-
-        - :class:`DecodeError` for another size than the header says, if other columns were cropped by the header; for a
-          crop that would need too many pixels.
-        - :class:`SizeError` if a crop has another size than its row.
-        - :class:`MemoryError` if the engine had no memory for an array.
-        """
+        """Decodes a record that the engine has refused, and returns its pixels; None if its crops are written
+        already."""
         header, column, cropped = self._row_header(plan, row), self._images.column, bool(self._looks[0].operations)
         if cropped and not self._has_views and self._images.can_decode_part(header):
             (planned,) = plan.looks

@@ -87,9 +87,7 @@ class RecordStage:
                 pool.shutdown(wait=True, cancel_futures=True)
 
     def _finish_batch(self, pool: ThreadPoolExecutor, item: Any, ids: NDArray[np.int64], epoch: int) -> Any:
-        """Runs the pipeline on the records of a batch, in the threads of ``pool``. Returns the final batch.
-
-        An exception of the pipeline gets a note with the record."""
+        """Runs the pipeline on the records of a batch, in the threads of ``pool``, and returns the final batch."""
         names = self._dataset.columns
         values = item if isinstance(item, dict) else dict(zip(names, item if len(names) > 1 else (item,), strict=True))
         of_records = [{name: values[name][row] for name in self._columns} for row in range(len(ids))]

@@ -76,9 +76,7 @@ class Resident:
     def _iterate_batches(
         self, epoch: int, first: int, images: torch.Tensor, by_engine: EngineGatherer | None
     ) -> Generator[LoadedBatch, None, None]:
-        """Yields the batches, gathered by the engine or by torch. Augments many batches at once on a GPU.
-
-        Reads keys from the store, batch by batch. Takes numbers from device memory."""
+        """Yields the batches, gathered by the engine or by torch."""
         pipeline, first_record = self._pipeline, self._epochs.first_record
         device, steps = pipeline.dataset.device, pipeline.device_steps
         pipeline.stats.start_clock()
@@ -156,16 +154,13 @@ class Resident:
         rows: slice,
         epoch: int,
     ) -> Any:
-        """Mixes a batch's images or makes its views, calls the user's ``transform``, and builds the user's batch.
-
-        ``ids``: ids on the device, from the split's first record. ``record_ids``: ids on the host, if they are needed.
-        The batch has the ``rows`` of both: few batches need them, and slicing takes a while.
-        """
+        """Mixes a batch's images or makes its views, calls the user's ``transform``, and builds the user's batch."""
         pipeline, first_record = self._pipeline, self._epochs.first_record
         try:  # naming_records() would take a tenth of the time in which a small batch is made
             if pipeline.views is None:
                 made, drawn = pipeline.device_steps.mix_batch(images, record_ids[rows], epoch)
                 return pipeline.make_batch(made, columns, drawn)
+            # Sliced only here: few batches need their ids, and slicing takes a while.
             there, here = ids[rows] + first_record, record_ids[rows] if len(record_ids) else None
             crops = pipeline.views.build_from_images(images, there, epoch, here)
             return pipeline.make_batch(pipeline.device_steps.call_transform(crops), columns)
@@ -174,9 +169,7 @@ class Resident:
             raise
 
     def _load_once(self) -> torch.Tensor:
-        """Returns all images on the device. On the first call, loads them, and the columns of numbers.
-
-        With ``on_error="skip"``, logs a warning for each damaged record, and leaves it out from then on."""
+        """Returns all images on the device; loads them, and the columns of numbers, on the first call."""
         if self.images is None:
             pipeline = self._pipeline
             errors: dict[int, Exception] | None = {} if pipeline.options.on_error == "skip" else None
@@ -197,10 +190,7 @@ class Resident:
     def _without_damaged(
         self, ids: torch.Tensor, record_ids: NDArray[np.int64], sizes: list[int]
     ) -> tuple[torch.Tensor, NDArray[np.int64], list[int], list[int]]:
-        """Removes damaged records from a group of batches.
-
-        Returns ids on the device, ids on the host, sizes of the batches, and numbers of records removed from each
-        batch."""
+        """Removes damaged records from a group of batches, and counts those removed from each batch."""
         if not len(self._left_out):
             return ids, record_ids, sizes, [0] * len(sizes)
         sound = ~np.isin((record_ids & MASK) - self._epochs.first_record, self._left_out)
@@ -210,14 +200,11 @@ class Resident:
         return ids.index_select(0, left), record_ids[sound], kept, skipped
 
     def _load_images(self, errors: dict[int, Exception] | None) -> torch.Tensor:
-        """Reads, verifies and copies all images of the split to the device, ``(N, 3, H, W)``.
-
-        Calls ``pre_transform`` on chunks of them. Fetches the shards of a remote store ahead.
-
-        ``errors`` receives damaged records, whose images are then undefined; None raises the first error. Raises
-        :class:`StoreError` if no shard can be read."""
+        """Reads, verifies and copies all images of the split to the device, ``(N, 3, H, W)``, and calls
+        ``pre_transform``."""
         pipeline, assembler, start = self._pipeline, self._pipeline.assembler, self._epochs.first_record
         device, count = pipeline.dataset.device, len(pipeline.dataset)
+        # Images of damaged records stay undefined: they are left out of all epochs.
         pre_transform = pipeline.options.pre_transform
         if pipeline.dataset.reader.table.can_refetch:
             pipeline.dataset.reader.check_files()
@@ -249,9 +236,7 @@ class Resident:
         return whole
 
     def _allocate(self, images: torch.Tensor) -> torch.Tensor:
-        """Allocates memory for all images, of which ``images`` are some, on their device.
-
-        Its format is that which the engine reads, or that of the batches if they are only gathered on the CPU."""
+        """Allocates memory on the device for all images, in the format in which they are gathered."""
         pipeline, options = self._pipeline, self._pipeline.options
         shape, on_host = (len(pipeline.dataset), *images.shape[1:]), images.device.type == "cpu"
         gathers = on_host and not pipeline.device_steps.works_on_batches and pipeline.views is None
@@ -284,8 +269,7 @@ class Resident:
             errors.update(failed or {})
 
     def _sound_runs(self, first: int, last: int, skip: bool) -> Iterator[tuple[int, int]]:
-        """Yields ranges of indices, start and stop, that cover ``first`` … ``last - 1``. With ``skip``, leaves out
-        records of shards that cannot be opened, and marks them as damaged."""
+        """Yields ranges of indices whose shards can be opened; marks the records of the others as damaged."""
         lost = np.zeros(last - first, np.bool_)
         if skip:
             reader = self._pipeline.dataset.reader

@@ -147,11 +147,9 @@ class SamplerOrder:
     def _draw_ids(
         self, drawn: Iterator[Any], count: int, occurrences: OccurrenceCounter, needed: bool
     ) -> NDArray[np.int64]:
-        """Takes up to ``count`` indices from ``drawn``, the sampler's iterator, and makes ids of them.
-
-        ``occurrences`` counts each record. An exhausted sampler gives an empty array, or with ``needed`` a
-        :class:`UsageError`. Anything but indices of the dataset raises it, too."""
+        """Takes up to ``count`` indices from ``drawn``, the sampler's iterator, and makes ids of them."""
         entries: list[Any] = list(islice(drawn, count))
+        # An exhausted sampler gives none; with ``needed`` that is an error.
         if not entries and not needed:
             return np.empty(0, np.int64)
         try:
@@ -160,5 +158,6 @@ class SamplerOrder:
             batch = next((entry for entry in entries if isinstance(entry, list | tuple)), None)
             advice = "" if batch is None else "; it gives batches: pass the sampler within, and batch_size="
             raise UsageError(f"sampler should give one whole number after another: {error}{advice}") from error
+        # Refuses anything but indices of the dataset.
         items = parse_indices(records, self.length, "what sampler gives")
         return occurrences.make_ids(items if self.subset is None else self.subset[items])

@@ -125,10 +125,7 @@ class ShardsAhead:
             yield
 
     def _tell_threads_to_end(self, closed: bool) -> None:
-        """Tells the threads to end. Forgets the shards that batches need, so that they take no room.
-
-        ``closed``: the threads end after the shards that they are fetching. If False, they also fetch the first shards
-        of the next epoch."""
+        """Tells the threads to end: at once if ``closed``, else after the first shards of the next epoch."""
         with self._changed:
             self._closed, self._ending = closed or self._closed, True
             self._taken = max(self._taken, self._own)
@@ -156,10 +153,7 @@ class ShardsAhead:
             self._table.release([shard for shard in done if shard not in needed])
 
     def _fetch_shards(self) -> None:
-        """Fetches shards in turn until none are left; runs in each thread.
-
-        Continues after a failure. Logs the first failure as a warning, later ones for debugging. Does not log a full
-        cache or disk."""
+        """Fetches shards in turn until none are left, also after a failure; runs in each thread."""
         while (place := self._take_next()) is not None:
             try:
                 self._table.prefetch(self._shards[place])
@@ -173,10 +167,7 @@ class ShardsAhead:
                 self._failed = True
 
     def _take_next(self) -> int | None:
-        """Waits until the cache has room for the next shard, and returns its index in the list.
-
-        Returns None if no shard is left, or the threads have to end. Skips a shard without room that batches already
-        need: the thread that needs it fetches it."""
+        """Waits until the cache has room for the next shard, and returns its index; None if the thread has to end."""
         with self._changed:
             while not self._closed and self._taken < len(self._shards):
                 place = self._taken
@@ -196,9 +187,7 @@ class ShardsAhead:
 
 
 def _append_following(reads: ShardReads, following: ShardReads, sizes: NDArray[np.int64]) -> ShardReads:
-    """Appends the first shards of the next epoch to an epoch's reads.
-
-    These shards have at most as many bytes as batches of the next epoch need at a time."""
+    """Appends the first shards of the next epoch to an epoch's reads."""
     few = np.cumsum(sizes[following.shards]) <= max_bytes_needed(following, sizes)
     batches = int(reads.last.max(initial=0)) + 1
     return ShardReads(

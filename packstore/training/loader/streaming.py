@@ -62,9 +62,7 @@ class Streaming:
     def _iterate_batches(
         self, epoch: int, first: int, ahead: ShardsAhead | None = None
     ) -> Generator[LoadedBatch, None, None]:
-        """Yields the batches in order. Keeps ``prefetch`` batches in progress in a pool of threads.
-
-        Ctrl-C also aborts requests for shards. At the end, cancels unfinished batches and stops the threads."""
+        """Yields the batches in order, with ``prefetch`` batches in progress in a pool of threads."""
         pipeline, options = self._pipeline, self._pipeline.options
         if pipeline.dataset.reader.table.can_refetch:
             pipeline.dataset.reader.check_files()

@@ -87,11 +87,11 @@ class UnequalLook(Look):
         return DrawnUnequalLook(self, out, sizes, draws, operations, too_large)
 
     def _read_boxes(self, ids: NDArray[np.int64]) -> BatchBoxes:
-        """Reads the upright boxes of all objects of a batch. Operations such as ``RandomIoUCrop`` choose crops by them.
-
-        An unreadable record has no boxes. Reading the column reports its error."""
+        """Reads the upright boxes of all objects of a batch, by which operations such as ``RandomIoUCrop`` choose
+        crops."""
         corners, rows, records = [], [], (ids & MASK).tolist()
         for column in self.objects:
+            # An unreadable record has no boxes here; reading the column reports its error.
             flat, counts = read_ragged(self.images.reader, column, records, set(), None)
             corners.append(column.traits.upright_boxes(column, flat))
             rows.append(np.repeat(np.arange(len(counts)), counts))
@@ -217,13 +217,11 @@ class DrawnUnequalLook(Drawn):
             raise
 
     def _put_image(self, row: int, image: torch.Tensor) -> None:
-        """Writes a finished image ``(1, C, h, w)`` into its row, or into new memory. Normalises images of bytes.
-
-        An image of another dtype, which a function has made, stays as it is if it has no row; else raises
-        :class:`UsageError`. If images have rows, raises :class:`SizeError` for another size than the row's."""
+        """Writes a finished image ``(1, C, h, w)`` into its row, or into new memory; normalises images of bytes."""
         look, form, size = self.look, self.look.form, (image.shape[-2], image.shape[-1])
         expected = torch.float32 if look.images.column.layout == "CHW" else look.images.stored.dtype
         if image.dtype != expected and look.size is None:
+            # A function has made another dtype: it stays as it is.
             self.images[row] = image[0] if form.planes else image[0].permute(1, 2, 0)
             return
         if image.dtype != expected:

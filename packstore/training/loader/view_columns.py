@@ -166,9 +166,7 @@ def _select_crops(kept: NDArray[np.int64] | None, count: int) -> NDArray[np.int6
 
 
 def _group_by_record(value: Any, count: int) -> Any:
-    """Groups values of crops by record: ``(B * count, …)`` to ``(B, count, …)``, a list to lists of ``count``.
-
-    Groups both parts of a :class:`Padded`."""
+    """Groups values of crops by record: ``(B * count, …)`` to ``(B, count, …)``, a list to lists of ``count``."""
     if isinstance(value, Padded):
         return Padded(*(_group_by_record(part, count) for part in value))
     if isinstance(value, torch.Tensor):
