@@ -56,7 +56,8 @@ LIBRARIES = (
     Library("xxhash", "xxhash", True, "pip install xxhash"),
     Library("simplejpeg", "simplejpeg", True, "pip install simplejpeg"),
     # Its library is the system's; simplejpeg stands in for it.
-    Library("turbojpeg", "PyTurboJPEG", True, "pip install PyTurboJPEG; on Debian: apt install libturbojpeg0"),
+    # 2.x takes only libjpeg-turbo 3, which Debian 12 and Ubuntu 24.04 lack
+    Library("turbojpeg", "PyTurboJPEG", True, "pip install 'PyTurboJPEG<2'; on Debian: apt install libturbojpeg0"),
     Library("jpeg4py", "jpeg4py", False, "pip install jpeg4py"),
     Library("cv2", "OpenCV", False, "pip install opencv-python-headless"),
     Library("pillow_heif", "pillow-heif", False, "for HEIC: pip install pillow-heif"),
