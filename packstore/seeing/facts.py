@@ -79,6 +79,14 @@ def shown_columns(manifest: Manifest) -> list[Column]:
     return [manifest.image, *list_user_columns(manifest.columns)]
 
 
+def locate_in_split(manifest: Manifest, record: int) -> tuple[str | None, int]:
+    """Returns the split of a record, and the record's number in it. Without splits, returns None and ``record``."""
+    for split in manifest.splits:
+        if split.start <= record < split.stop:
+            return split.name, record - split.start
+    return None, record
+
+
 def iterate_parts(reader: Reader, numbers: Iterable[int] | None = None) -> Iterator[tuple[int, int, Reader | None]]:
     """Yields first record, end and reader of parts (shards) of a store. The reader is None for a part that cannot be
     opened.

@@ -15,7 +15,7 @@ from packstore.core.column import INTERNAL
 from packstore.core.errors import UsageError
 from packstore.images.sniff import HeaderError
 from packstore.seeing.augment_text import list_operation_names, parse_options
-from packstore.seeing.facts import read_image_facts, shown_columns
+from packstore.seeing.facts import locate_in_split, read_image_facts, shown_columns
 from packstore.stores import Reader
 from packstore.training.augment import RECIPES, Operation, recipe
 from packstore.training.augment.detection import BatchBoxes
@@ -114,10 +114,7 @@ class SampleLoader:
         if max(request.seed, request.epoch) >= _MOST_SEED:
             raise UsageError("seed and epoch should have at most 63 bits")
         manifest = self._manifest
-        own_split = next((s for s in manifest.splits if s.start <= request.record < s.stop), None)
-        split, item = (
-            (None, request.record) if own_split is None else (own_split.name, request.record - own_split.start)
-        )
+        split, item = locate_in_split(manifest, request.record)
         dataset = self._open_dataset(split, "views" in how)
         if dataset.manifest != manifest:
             raise UsageError("the store has been replaced by another one: start packstore view again")

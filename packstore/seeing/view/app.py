@@ -19,7 +19,7 @@ from packstore.core.column import Column
 from packstore.core.errors import DecodeError, PackstoreError, StoreError, UsageError, printable
 from packstore.core.findings import list_kinds
 from packstore.core.registry import FORMATS
-from packstore.seeing.facts import find_class_column, is_damage, shown_columns
+from packstore.seeing.facts import find_class_column, is_damage, locate_in_split, shown_columns
 from packstore.seeing.view.findings import verify_and_mark
 from packstore.seeing.view.guard import Guard
 from packstore.seeing.view.images import SIDES, WebFile, color_mask, encode_png, list_values, printable_key, read_mask
@@ -384,8 +384,8 @@ def _select_command(reader: Reader, query: Query) -> str | None:
 def _python_code(reader: Reader, record: int) -> str:
     """Returns Python code that loads a record with all columns that the page shows, and draws it."""
     columns = tuple(column.name for column in shown_columns(reader.manifest))
-    split = next((s for s in reader.manifest.splits if s.start <= record < s.stop), None)
-    named, item = ("", record) if split is None else (f", split={split.name!r}", record - split.start)
+    split, item = locate_in_split(reader.manifest, record)
+    named = "" if split is None else f", split={split!r}"
     return (
         f"import packstore\n\ndataset = packstore.PackedDataset({str(reader.path)!r}{named}, columns={columns!r})\n"
         f"item = dataset[{item}]\npicture = dataset.show({item})\n"

@@ -15,7 +15,7 @@ from packstore.core.manifest import Column, Manifest
 from packstore.core.proof import Comparison, Proof
 from packstore.images.orientation import read_orientation
 from packstore.images.sniff import HeaderError
-from packstore.seeing.facts import describe_channels, parse_header, read_image_facts, shown_columns
+from packstore.seeing.facts import describe_channels, locate_in_split, parse_header, read_image_facts, shown_columns
 from packstore.seeing.view.images import BrowserImages
 from packstore.stores import Reader
 
@@ -36,7 +36,7 @@ def describe_record(reader: Reader, images: BrowserImages, record: int) -> dict[
     return {
         "record": record,
         "key": _read_or_error(lambda: reader.key(record)),
-        "split": next((s.name for s in manifest.splits if s.start <= record < s.stop), None),
+        "split": locate_in_split(manifest, record)[0],
         "shard": _find_shard_name(reader, record),
         "image": _describe_image(reader, images, record),
         "checksums": _compare_checksums(reader, record),
