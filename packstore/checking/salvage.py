@@ -190,7 +190,7 @@ class _SalvageWalk(RecordWalk):
             return False
 
     def _find_proven_fields(self, record: int, fields: dict[str, Any]) -> dict[str, Any] | None:
-        """Returns fields that match the row checksum of a record: ``fields``, or other candidates. None if none do."""
+        """Returns fields that match the row checksum of a record, ``fields`` or other candidates; None if none do."""
         if self._rows is None or not self._whole:
             return None
         expected = int(self._rows[record - self._first])

@@ -131,7 +131,7 @@ def _as_remote_path(url: UrlPath) -> Path:
 
 
 def _is_packed(place: Path) -> bool:
-    """Tells if ``place`` is a store, or an export with its manifest. False for bridges and for unreadable paths."""
+    """Tells if ``place`` is a store, or an export with its manifest."""
     if find_bridge(place) is not None:
         return False
     try:
@@ -253,8 +253,7 @@ def _find_possible_kinds(folder: Path, options: SourceOptions, named: Kind | Non
 
 
 def _describes_folder(file: Path, folder: Path, kind: Kind, options: SourceOptions) -> bool:
-    """Opens ``folder`` as ``kind``, and tells if ``file`` is one of the describing files. False if the folder cannot be
-    opened."""
+    """Opens ``folder`` as ``kind``, and tells if ``file`` is one of its describing files."""
     from packstore.sources.rows import TreeRowSource
 
     try:

@@ -153,7 +153,7 @@ def find_left_annotations(tree: Tree, paths: Iterable[str]) -> list[SuspectedAnn
 
 
 def _drop_repeated(found: Iterable[SuspectedAnnotation]) -> list[SuspectedAnnotation]:
-    """Returns suspected annotations without repeated phrases. Of several with the same phrase, keeps the last."""
+    """Returns suspected annotations without repeated phrases, the last of each."""
     return list({each.phrase: each for each in found}.values())
 
 

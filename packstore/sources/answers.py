@@ -211,7 +211,7 @@ class _Trial:
                     yield replace(answer, note=outcome.describe()), outcome
 
     def _survey(self, answer: Answer) -> Outcome:
-        """Surveys the source with an answer. Raises the errors of opening, and the questions of a conversion."""
+        """Surveys the source with an answer."""
         keywords = dict(self.open.keywords)
         for option, value in zip(answer.options[::2], answer.options[1::2], strict=True):
             name = option.removeprefix("--").replace("-", "_")
@@ -252,8 +252,7 @@ def _last_part(path: str) -> str:
 
 
 def _count_kinds(names: Iterable[str]) -> Counter[str]:
-    """Counts files that matter by what they are: ``image``, ``.txt file``. Leaves out system files, programs, models
-    and notes."""
+    """Counts files by what they are, ``image`` or ``.txt file``, without notes, programs, models and system files."""
     counts: Counter[str] = Counter()
     for name in names:
         suffix = suffix_for_count(name)
@@ -267,7 +266,7 @@ def _count_kinds(names: Iterable[str]) -> Counter[str]:
 
 
 def _find_tree(place: Path) -> Tree | None:
-    """Opens a folder or an archive. Returns None for any other file, also one of records that is compressed."""
+    """Opens a folder or an archive; None for any other file."""
     try:
         return open_tree(place)
     except SourceError:
@@ -275,7 +274,7 @@ def _find_tree(place: Path) -> Tree | None:
 
 
 def _count_files(place: Path) -> Counter[str] | None:
-    """Counts the files of a folder or archive as :func:`_count_kinds`. None if there are more than 200,000."""
+    """Counts the files of a folder or archive as :func:`_count_kinds`; None if there are too many."""
     tree = _find_tree(place)
     counts: Counter[str] = Counter()
     total = 0

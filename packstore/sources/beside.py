@@ -250,14 +250,14 @@ class TextTable:
 
     @cached_property
     def _line_index(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Hashes of the first fields, sorted, and the offsets of their lines. Reads all lines."""
+        """Hashes of the first fields of all lines, sorted, and the offsets of their lines."""
         firsts = (self._split_line(start)[:1] for start in self._starts)
         hashes = np.fromiter((hash(first[0]) if first else 0 for first in firsts), np.int64, len(self._starts))
         order = np.argsort(hashes, kind="stable")
         return hashes[order], self._starts[order]
 
     def _split_line(self, start: int) -> list[str]:
-        """Splits the line at an offset into fields without white space around them. Returns ``[]`` for a blank line."""
+        """Splits the line at an offset into fields without white space around them."""
         end = self._data.find(b"\n", start)
         line = self._data[start : end if end >= 0 else None].decode("utf-8", "surrogateescape")
         fields = line.split()

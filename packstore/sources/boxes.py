@@ -102,8 +102,7 @@ def to_corners(boxes: Any, convention: str, image: bytes | None = None) -> NDArr
 
 
 def _convert_to_corners(boxes: NDArray[np.float64], convention: str) -> NDArray[np.float64]:
-    """Converts boxes to left, top, right, bottom, without a change of unit. ``convention`` is ``xyxy``, ``xywh``,
-    ``cxcywh`` or ``voc``."""
+    """Converts boxes from a convention to left, top, right, bottom, without a change of unit."""
     first, second = boxes[:, :2], boxes[:, 2:]
     if convention == CORNERS:
         return boxes.copy()

@@ -232,7 +232,7 @@ class CaptionFilesSource(CompanionsSource):
     folder_texts = True
 
     def _find_patterns(self) -> tuple[CompanionPattern, ...]:
-        """Returns the pattern of the texts. Raises :class:`SourceError` if there are none."""
+        """Returns the pattern of the texts."""
         pattern = _find_captions(self.tree)
         if pattern is None:
             raise SourceError(f"{printable(str(self.path))} has no images with a text each (a.jpg, a.txt)")

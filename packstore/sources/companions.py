@@ -86,7 +86,7 @@ class CompanionsSource(FileRowSource):
         self.evidence = ", ".join(f"{column}: {each[0].text}" for column, each in self._columns.items())
 
     def _find_patterns(self) -> tuple[CompanionPattern, ...]:
-        """Returns the patterns that the user gives, else those found. Raises :class:`SourceError` if there are none."""
+        """Returns the patterns that the user gives, else those found."""
         if not any(self.options.companions.values()):
             found = find_companions(self.tree)
             texts: dict[str, Any] = {
@@ -294,7 +294,7 @@ class CompanionsSource(FileRowSource):
             yield from chain.from_iterable(self.find_files(each, image) for each in patterns)
 
     def _declare(self, column: str, patterns: Sequence[CompanionPattern]) -> Field:
-        """Returns the field of a column. Raises :class:`SourceError` if no image has a file of its patterns."""
+        """Returns the field of a column."""
         option, text = patterns[0].option, patterns[0].text
         some = list(islice(self._list_files(patterns), _PROBED))
         if not some:

@@ -90,14 +90,13 @@ class _ConversationFormat(DocumentFormat):
 
 
 def _parse_document(data: bytes) -> Any:
-    """Parses a JSON list, or the lines of JSON Lines. Raises :class:`ValueError` for other content."""
+    """Parses a JSON list, or the lines of JSON Lines."""
     text = convert_start(data).lstrip()
     return parse_json(text) if text.startswith(b"[") else [*map(parse_json, filter(bytes.strip, text.split(b"\n")))]
 
 
 def _list_images(file: Document) -> Iterator[Listed]:
-    """Lists the conversations about image files. Leaves out and counts those without an image, or with a URL. Raises
-    :class:`ValueError` for a malformed conversation."""
+    """Lists the conversations about image files, and counts others as left out."""
     for number, entry in enumerate(file.content, 1):
         try:
             images, item = _parse_conversation(entry)

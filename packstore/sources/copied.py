@@ -117,7 +117,7 @@ class CopiedSource(WrappedSource):
         self._end()
 
     def _without_change_times(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        """Yields entries with 0 as their time of change. Errors name the URL."""
+        """Yields entries with 0 as their time of change."""
         with self._urls_in_errors(self.path):
             for entry in entries:
                 yield entry._replace(changed_ns=0)
@@ -220,7 +220,7 @@ def _relative_path(path: Path, name: str, top: str) -> str:
 
 
 def _digest_objects(found: Objects) -> str:
-    """Returns a digest of names, sizes and ETags of objects. An object without an ETag counts by its time."""
+    """Returns a digest of names, sizes and ETags of objects, or times without an ETag."""
     facts = "".join(repr((info.name, info.nbytes, info.etag or info.modified)) for info in found)
     return hashlib.sha256(facts.encode("utf-8", "surrogatepass")).hexdigest()
 

@@ -319,19 +319,20 @@ class DatasetSource(SampleSource):
         return self.mean_sizes(entry.ref for entry in self.pick_entries(None, 0, PROBED))
 
     def _choose_parts(self, split: str | None) -> list[_SplitData]:
-        """Returns the data of one split, or of all. Raises :class:`NotInSourceError` for an unknown split."""
+        """Returns the data of one split, or of all."""
         chosen = [part for part in self._parts if split in (None, part.split)]
         if not chosen:
             raise self.unknown_split_error(split or "", [part.split for part in self._parts])
         return chosen
 
     def _part_entries(self, part: _SplitData) -> Iterator[Entry]:
-        """Yields the entries of one split, see :meth:`entries`. Marks an iterable as read at once."""
+        """Yields the entries of one split, see :meth:`entries`."""
         number, split = self._parts.index(part), part.split
         if part.length is not None:
             size = self._sizes[0]
             key_at = getattr(part.data, "key_at", lambda index: index_key(split, index))
             return (Entry(key_at(i), split, (), size, (number, i)) for i in range(part.length))
+        # An iterable can be read once only.
         samples, part.rest = chain(part.probes.values(), part.rest), _raise_used_up(self.path)
         return (
             self.make_entry(split, index, self._reading.name_values(index, raw)) for index, raw in zip(count(), samples)

@@ -310,8 +310,7 @@ class ExportedFiles(ExportedRows):
             raise SourceError(f"{printable(str(path))} holds no {MANIFEST_FILE} of an export of files")
 
     def _record_form(self) -> RecordForm:
-        """Returns the form of the records. Walks the whole tree, and raises :class:`SourceError` if it has more images
-        than the export's lines name."""
+        """Returns the form of the records, after a search for images that the lines do not name."""
         there = sum(len(listing.images) for _, listing in self.tree.walk("", self.tree.above, skip_cycles=True))
         more = there - len(self._lines)
         if more > 0:  # masks beside images
@@ -401,8 +400,7 @@ class ExportedFiles(ExportedRows):
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Certain for a path with an export manifest of a known kind of source, else ``NO``. Raises :class:`SourceError`
-    for a damaged manifest."""
+    """Certain for a path with an export manifest of a known kind of source, else ``NO``."""
     export_manifest = find_export_manifest(path)
     return Certainty.NO if export_manifest is None or export_manifest.source not in SOURCES else Certainty.CERTAIN
 

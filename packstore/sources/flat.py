@@ -115,7 +115,7 @@ class LabelledSource(ListedSource):
         return " ".join(filter(None, (super().stamp(), stamp_files([self._labels]))))
 
     def _make_sized_row(self, row: FileRow) -> Row:
-        """Makes a row as the base does. Raises :class:`SourceError` for a missing image."""
+        """Makes a row as the base does."""
         sized = super()._make_sized_row(row)
         *_, rest = sized.ref
         if isinstance(rest, str):
@@ -151,8 +151,7 @@ class LabelledSource(ListedSource):
 
 
 def _find_columns(place: str, names: Iterable[str]) -> list[str]:
-    """Returns the columns of files, labels and, if there is one, splits. Raises :class:`SourceError` if files or labels
-    have none."""
+    """Returns the columns of files, labels and, if there is one, splits."""
     known = {name.lower(): name for name in names}
     file, label = (next((known[n] for n in usual if n in known), None) for usual in (FILE_COLUMNS, LABEL_COLUMNS))
     if file is None or label is None:

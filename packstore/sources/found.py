@@ -169,7 +169,7 @@ class Files:
         return SourceError(f"{name}{printable(shown)}: {printable(reason[:200])}")
 
     def _open(self, name: str) -> str:
-        """Returns the path of a file that is about to be read. The source then counts it as an annotation."""
+        """Returns the path of a file that is about to be read, and notes it as an annotation."""
         file = self.path(self.choose(name))
         self._source.opened[file] = None
         self._place = self._tree.name(file), None
@@ -348,13 +348,13 @@ class FoundSource(FileRowSource):
 
     @cached_property
     def _seen(self) -> _Seen:
-        """Splits, fields and files. Reads the first image of each split; all images if splits or classes follow from
-        them."""
+        """Splits, fields and files, from the first image of each split."""
         files = Files(self)
         found = [*islice(self._find(files), 1)]
         if files.splits is not None:
             found = [each for split in files.splits for each in islice(self._find(Files(self, split)), 1)]
         columns = _Columns(self.tree, files.columns)
+        # Splits or classes that are not declared follow from all images.
         whole = files.splits is None or any(map(columns.has_new_classes, found))
         splits = {columns.add(each) for each in (self._find(Files(self)) if whole else found)}
         fields, absent = columns.make_fields()
@@ -442,8 +442,7 @@ class _ClassNumbers(dict[Any, int]):
 
 
 def _number_classes(value: Any, numbers: Mapping[Any, int]) -> Any:
-    """Returns the number of a class, or the numbers of a list of classes. Raises :class:`LookupError` for an unknown
-    class."""
+    """Returns the number of a class, or the numbers of a list of classes."""
     return [_number_classes(each, numbers) for each in value] if isinstance(value, list) else numbers[value]
 
 

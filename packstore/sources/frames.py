@@ -211,8 +211,7 @@ def named_errors(key: str) -> Iterator[None]:
 
 
 def _inspect_frames(data: bytes) -> tuple[int, tuple[int, int], set[Mode]]:
-    """Returns number of frames, height and width of the first frame, and the modes of all. Raises :class:`HeaderError`
-    or :class:`DecodeError` for a damaged file."""
+    """Returns number of frames, height and width of the first frame, and the modes of all."""
     info = check_header(data)
     frames = count_frames(data, info)
     descriptions = [describe_image(memoryview(data), info, layout) for layout in frames.layouts]
@@ -344,8 +343,7 @@ class ClipsSource(FrameFilesSource):
 
     @property
     def _target(self) -> Reading:
-        """Reading of frames: the choice of :meth:`read_as`, else the mode that holds all frames. Without a choice, the
-        first use scans all files."""
+        """Reading of frames: the choice of :meth:`read_as`, else the mode that holds all frames."""
         return self._reading or Reading(self.scan_files().name)
 
     def read(self, entry: Entry) -> ImageData | Sample:
@@ -376,8 +374,7 @@ class ClipsSource(FrameFilesSource):
         return Sample(image, {_CLIP: clip})
 
     def _allocate_clip(self, key: str, frames: int, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Allocates an array for ``frames`` frames like ``pixels``. Raises :class:`SampleError` if it would be too
-        large."""
+        """Allocates an array for ``frames`` frames like ``pixels``."""
         height, width, channels = pixels.shape
         shown = f"a clip of {frames:,} frames of {width} x {height} pixels"
         reason = too_many_values(shown, frames * pixels.size, self.options.max_pixels)
@@ -421,7 +418,7 @@ class ClipsSource(FrameFilesSource):
 
     @property
     def _has_classes(self) -> bool:
-        """True if folders of clips are in folders of classes. Valid only after a scan of all files."""
+        """True if folders of clips are in folders of classes; needs a scan of all files first."""
         return next(iter(self._depths))
 
     def _are_files(self) -> bool:

@@ -131,9 +131,7 @@ _active: ContextVar[tuple[Path, IgnoreRules]] = ContextVar("ignored paths", defa
 
 
 def _pattern_to_regex(pattern: str) -> str:
-    """Converts a pattern to a regular expression. With ``re.match`` it matches the paths that the pattern hides.
-
-    Raises :class:`UsageError` for an unusable pattern."""
+    """Converts a pattern to a regular expression for ``re.match`` of paths to hide."""
     parts = pattern.removeprefix("/").removesuffix("/").split("/")
     bad = "\0" in pattern or pattern[:1] in ("!", "#") or all(re.fullmatch(r"\*+", part) for part in parts)
     if bad or any(part in ("", ".", "..") for part in parts):
@@ -153,11 +151,11 @@ def _pattern_to_regex(pattern: str) -> str:
 
 
 def _token_to_regex(token: re.Match[str]) -> str:
-    """Converts a part of a pattern that :data:`_TOKEN` matches to a regular expression. A bracket that is not closed
-    becomes one that does not compile."""
+    """Converts a part of a pattern that :data:`_TOKEN` matches to a regular expression."""
     escaped, negation, chars, char = token.groups()
     if chars:
         chars = re.sub(r"([\\\[\]&~|^])", r"\\\1", chars)
         return f"(?!/)[{'^' if negation else ''}{chars}]"
+    # An unclosed bracket stays as it is, so that compiling the expression fails.
     wildcards = {"*": "[^/]*", "?": "[^/]", "[": "["}
     return re.escape(escaped) if escaped else wildcards.get(char) or re.escape(char)

@@ -108,8 +108,7 @@ class ImageFolderSource(FolderSource):
         return replace(survey, notes=(*survey.notes, note))
 
     def _survey_folders(self, split: str | None, progress: ProgressCallback) -> Survey:
-        """Does the work of :meth:`survey`, within its cache of names. Sets the evidence, and keeps listings for
-        :meth:`entries`."""
+        """Surveys the folders for :meth:`survey`, sets the evidence, and keeps listings for :meth:`entries`."""
         ignored: Counter[str] = Counter()
         self._listed = {}
         folders = self._list_split_folders(ignored, split)
@@ -230,7 +229,7 @@ class ImageFolderSource(FolderSource):
     def _list_folder(
         self, split: str, directory: str, above: tuple[Identity, ...], ignored: Counter[str]
     ) -> SplitFolder:
-        """Lists the folder of a split. ``above``: identities of the folders above it."""
+        """Lists the folder of a split; ``above`` are the identities of the folders above it."""
         inside = self.tree.list(directory, ignored)
         classes = tuple(sorted(inside.directories))
         return SplitFolder(split, directory, classes, len(inside.images), (*above, inside.identity))
@@ -244,7 +243,8 @@ class ImageFolderSource(FolderSource):
         return frozenset(filter(partial(self._has_other_files, (*self.tree.above, root.identity)), root.directories))
 
     def _has_other_files(self, above: tuple[Identity, ...], name: str) -> bool:
-        """Tells if a top folder has files, but no images. False for a cycle of links, which listing reports."""
+        """Tells if a top folder has files, but no images."""
+        # Listing reports a cycle of links.
         if self.tree.names(name).common_suffix.lower() in SAMPLE_SUFFIXES or self.tree.identity(name) in above:
             return False
         if self.tree.holds_images(name, above):
@@ -290,8 +290,7 @@ class ImageFolderSource(FolderSource):
         return folders
 
     def _list_and_keep(self, folder: SplitFolder, ignored: Counter[str]) -> Iterator[tuple[str, str, Listing]]:
-        """Yields from :meth:`_list_directories`, and keeps the listings for :meth:`entries`. Keeps none of a split with
-        which all would have more than 250,000 files."""
+        """Yields from :meth:`_list_directories`, and keeps the listings for :meth:`entries` if there is room."""
         room = _KEPT_FILES - sum(len(listing.images) for kept in self._listed.values() for *_, listing in kept)
         listed: list[tuple[str, str, Listing]] = []
         for each in self._list_directories(folder, ignored):
@@ -303,8 +302,7 @@ class ImageFolderSource(FolderSource):
             self._listed[folder.directory] = listed
 
     def _list_directories(self, folder: SplitFolder, ignored: Counter[str]) -> Iterator[tuple[str, str, Listing]]:
-        """Yields class, path and listing of each directory of a split, in order. The class is ``""`` for images without
-        class folders."""
+        """Yields class, path and listing of each directory of a split, in order; the class may be ``""``."""
         if not folder.classes:
             yield "", folder.directory, self.tree.list(folder.directory)
             return
@@ -322,9 +320,9 @@ class ImageFolderSource(FolderSource):
     def _refuse_empty_classes(
         self, classes: Sequence[str], per_class: Counter[str], others: Sequence[SplitFolder], ignored: Counter[str]
     ) -> None:
-        """Raises :class:`AmbiguousSourceError` if a class has no image in any split. ``others``: folders of splits that
-        are not packed, and are searched now."""
+        """Raises :class:`AmbiguousSourceError` if a class has no image in any split."""
         empty = [name for name in classes if not per_class[name]]
+        # Splits that are not packed may have images of the class.
         for folder in others:
             prefix = f"{folder.directory}/"
             for name in [n for n in empty if n in folder.classes]:

@@ -222,8 +222,7 @@ def _folder_skip_reason(folder: str) -> str | None:
 
 
 def _digest_names(role: Role, folder: str, names: Sequence[str]) -> int:
-    """Hashes the role and the paths of files in a folder. The order of ``names`` does not matter. Returns 0 for no
-    names."""
+    """Hashes the role and the paths of files in a folder, in any order; 0 for no names."""
     text = "\0".join([role, folder, *sorted(names)])
     return xxhash.xxh3_128_intdigest(text.encode("utf-8", "surrogateescape")) if names else 0
 

@@ -156,7 +156,7 @@ class PresentNames:
         return needs is None or self._unknown or any(map(self._has, needs))
 
     def _list(self) -> None:
-        """Lists the path. Raises :class:`SourceError` or :class:`OSError` if it cannot be listed."""
+        """Lists the path."""
         path = self._path
         if path.is_file():
             self._start = first_bytes(path, _START)

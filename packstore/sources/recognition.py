@@ -173,7 +173,7 @@ def _ask_about_partial(path: Path, partial: Sequence[Kind], options: SourceOptio
 
 
 def _recognise_as(kind: Kind, path: Path, options: SourceOptions) -> Certainty:
-    """Asks a kind about a path. A plain kind is not certain of images with annotations that it does not read."""
+    """Asks a kind about a path; plain kinds are not certain if there are annotations."""
     certainty = kind.recognise(path, options)
     if certainty is Certainty.CERTAIN and kind.name in PLAIN_KINDS and options.labels is None:
         tree = open_tree(path)
@@ -250,7 +250,7 @@ def _refuse_few_annotations(path: Path, kind: Kind) -> None:
 
 
 def _holds_images(path: UrlPath) -> bool:
-    """Tells if an image is anywhere below a URL. Raises :class:`NeedsCopyError` for the URL of one object."""
+    """Tells if an image is anywhere below a URL."""
     tree = open_tree(path)
     return tree is not None and tree.holds_images("", ())
 
@@ -296,8 +296,7 @@ def _find_only(place: Path, certain: Callable[[Path], Kind | None], depth: int) 
 
 
 def _find_first_archive(path: Path) -> Path | None:
-    """Returns the first archive in a folder that holds nothing but archives; None for any other path. Raises
-    :class:`SourceError` if that archive cannot be read."""
+    """Returns the first archive in a folder that holds nothing but archives; None for any other path."""
     places = [] if isinstance(path, UrlPath) or not path.is_dir() else _list_visible(path)
     if not places or not all(place.is_file() and place.name.lower().endswith(_ARCHIVES) for place in places):
         return None

@@ -287,7 +287,7 @@ class ObjectTree(Tree):
             return self._bucket.find_object(self._object_name(file))
 
     def _list_children(self, directory: str) -> Children:
-        """Lists a directory of the tree. Raises :class:`SourceError` if the store cannot be reached."""
+        """Lists a directory of the tree."""
         with _as_source_errors():
             return self._bucket.list_directory(self._object_name(directory))
 
@@ -320,6 +320,6 @@ def _modified_ns(info: ObjectInfo) -> int:
 
 
 def _hash_etag(info: ObjectInfo) -> int:
-    """Hashes the ETag to a positive integer, or returns 0 without an ETag. Changed content has another hash."""
+    """Hashes the ETag to a positive integer; 0 without an ETag."""
     digest = hashlib.sha256((info.etag or "").encode()).digest()
     return int.from_bytes(digest[:7], "big") if info.etag else 0

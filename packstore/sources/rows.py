@@ -211,7 +211,7 @@ class RowSource(Source):
             raise SourceError(f"{printable(str(self.path))}: {error}") from error
 
     def _with_crowds(self, fields: Mapping[str, Field]) -> dict[str, Field]:
-        """Adds or removes the column of crowd regions as the option ``crowds`` says. Its place is behind the labels."""
+        """Adds the column of crowd regions behind the labels, or removes it, as the option ``crowds`` says."""
         kept = {name: field for name, field in fields.items() if name != CROWD or self.options.crowds is not False}
         if self.options.crowds is not True or CROWD in kept or "boxes" not in kept:
             return kept
@@ -220,8 +220,7 @@ class RowSource(Source):
         return dict([*pairs[:place], (CROWD, Labels(of="boxes", optional=True)), *pairs[place:]])
 
     def _read_declared_values(self, ref: Any) -> dict[str, Any]:
-        """Reads the values of a row by :meth:`read_values`. Adds or removes flags of crowd regions as the option
-        ``crowds`` says."""
+        """Reads the values of a row, with flags of crowd regions as the option ``crowds`` says."""
         values = dict(self.read_values(ref))
         if self.options.crowds is False:
             values.pop(CROWD, None)
@@ -336,15 +335,13 @@ class TreeRowSource(RowSource):
         return list_files(self.tree)
 
     def _stat_inside(self, file: str) -> FileStat:
-        """Returns size and times of a file that a list names. Raises :class:`OSError` for a missing file, and for a
-        path outside of the source."""
+        """Returns size and times of a file that a list names."""
         if "\0" in file or (".." in file and ".." in file.split("/")):
             raise OSError(errno.EINVAL, "is not a path within the source")
         return self.tree.stat(file)
 
     def _stat_or_missing(self, file: str) -> FileStat:
-        """Returns size and times of a file that a list names. The size is -1 if the file is missing, or outside of the
-        source."""
+        """Returns size and times of a file that a list names; the size is -1 if it is missing."""
         try:
             return self._stat_inside(file)
         except OSError:

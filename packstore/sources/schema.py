@@ -245,8 +245,7 @@ class Schema:
 
     @cached_property
     def _field_types(self) -> tuple[tuple[str, Field, type | None], ...]:
-        """Name and field of each field, and the type of values that need no conversion. The type is None if all values
-        need a conversion."""
+        """Name and field of each field, and the type of values that need no conversion or None."""
         types = []
         for name, field in self.fields.items():
             is_main_file = name == self.main and name in self.files
@@ -273,8 +272,7 @@ class Schema:
         return encoders
 
     def _read_listed_image(self, name: str, key: str, number: int, value: Any) -> bytes:
-        """Reads and checks file ``number`` of a list of images. Raises :class:`FieldError` with that number for a bad
-        file."""
+        """Reads and checks file ``number`` of a list of images."""
         try:
             return bytes(self._encoders[name](key, read_file_value(value, max_file_bytes(self.max_pixels)))[0])
         except (SampleError, ValueError) as error:
@@ -300,8 +298,7 @@ class Schema:
         return {name: {label: n for n, label in enumerate(classes or ())} for name, classes in given.items()}
 
     def _to_class_numbers(self, name: str, value: Any) -> Any:
-        """Converts a class name, or each name in a list, to its number; leaves other values unchanged. Raises
-        :class:`ValueError` for an unknown name."""
+        """Converts a class name, or each name in a list, to its number; leaves other values unchanged."""
         if isinstance(value, (list, tuple)):
             return [self._to_class_numbers(name, each) for each in value]
         if not isinstance(value, str):
@@ -472,8 +469,7 @@ def _infer_fields(samples: Sequence[Mapping[str, Any]], classes: Sequence[str] |
 
 
 def _find_main(fields: Mapping[str, Field]) -> str:
-    """Returns the name of the main image: ``image``, or else the first image field. Raises :class:`UsageError` if there
-    is none, or it is optional."""
+    """Returns the name of the main image: ``image``, or else the first image field."""
     images = [name for name, field in fields.items() if isinstance(field, Image)]
     main = "image" if "image" in images else next(iter(images), None)
     if main is None:

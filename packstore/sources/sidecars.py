@@ -119,7 +119,7 @@ def _parse_numbers(text: str) -> NDArray[np.float64]:
 
 
 def _parse_npy(raw: bytes) -> NDArray[Any]:
-    """Reads numpy's file format. Refuses pickled objects."""
+    """Reads numpy's file format, without pickled objects."""
     try:
         array = np.load(io.BytesIO(raw), allow_pickle=False)
     except (OSError, EOFError, ValueError, MemoryError):
@@ -130,7 +130,7 @@ def _parse_npy(raw: bytes) -> NDArray[Any]:
 
 
 def _declare_array(arrays: list[NDArray[Any]]) -> Array:
-    """Returns the field of arrays. Rows are ragged if the length of the first axis differs, or an array is empty."""
+    """Returns the field of arrays; ragged if their first axes differ, or an array is empty."""
     dtypes, shapes = {array.dtype.name for array in arrays}, {array.shape for array in arrays if array.size}
     rows = {shape[1:] for shape in shapes}
     if len(dtypes) > 1 or not shapes or (len(shapes) > 1 and (len(rows) > 1 or () in shapes)):

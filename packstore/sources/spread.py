@@ -119,8 +119,7 @@ def find_scattered(tree: Tree, names: Iterable[str], lister: str) -> dict[str, s
 def _choose_group(
     tree: Tree, lister: str, groups: Sequence[Mapping[str, Sequence[str]]]
 ) -> Mapping[str, Sequence[str]]:
-    """Returns the only group of folders that has all images; empty for none. Raises :class:`AmbiguousSourceError` for
-    several."""
+    """Returns the only group of folders that has all images; empty for none."""
     if len(groups) < 2:
         return groups[0] if groups else {}
     every = {folder for group in groups for folder in group}
@@ -176,8 +175,7 @@ def _list_names_by_folder(
 
 
 def _group_folders(hits: Mapping[str, list[str]], names: Sequence[str]) -> list[dict[str, list[str]]]:
-    """Returns the groups of folders in which each of ``names`` occurs exactly once. Groups are those of
-    :func:`find_spread`; equal groups are returned once."""
+    """Returns the groups of folders, as in :func:`find_spread`, in which each of ``names`` occurs exactly once."""
     families = {folder: (("is", folder), ("in", folder.rpartition("/")[0]), ("in", "*")) for folder in sorted(hits)}
     groups: dict[frozenset[str], dict[str, list[str]]] = {}
     for family in dict.fromkeys(chain.from_iterable(families.values())):

@@ -170,7 +170,7 @@ class StoreSource(Source):
         return {name: bytes(value) if isinstance(value, memoryview) else value for name, value in values}
 
     def _as_array(self, record: int, data: Buffer) -> NDArray[Any]:
-        """Returns an array over verified bytes, without a copy. The bytes must stay valid."""
+        """Returns an array over verified bytes, without a copy, so the bytes must stay valid."""
         image = self.manifest.image
         shape = image.shape if image.kind == "fixed" else tuple(self.reader.value("shape", record).tolist())
         return as_image_array(data, image, shape, lambda: f"record {record} of {printable(str(self.path))}")
@@ -184,8 +184,7 @@ class StoreSource(Source):
         self.reader.close()
 
     def _split_ranges(self, split: str | None) -> list[tuple[str, int, int]]:
-        """Returns name, first record and end of one split, or of all. Raises :class:`NotInSourceError` for an unknown
-        one."""
+        """Returns name, first record and end of one split, or of all."""
         if split is None:
             return self.manifest.ranges
         chosen = [each for each in self.manifest.ranges if each[0] == split != ""]

@@ -467,7 +467,7 @@ def changed_message(listed: int, found: int) -> str:
 
 
 def _directory_identity(path: Path) -> Identity:
-    """Returns device and inode of a directory. Raises :class:`SourceError` if it cannot be reached."""
+    """Returns device and inode of a directory."""
     try:
         status = path.stat()
     except OSError as error:

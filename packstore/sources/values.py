@@ -189,8 +189,7 @@ def infer_mode(values: Sequence[Any]) -> str | None:
 
 
 def _infer_single_mode(value: Any) -> Mode:
-    """Infers the mode of one image. Raises :class:`ValueError` for floating point, other unusual dtypes, and more than
-    four channels. Such a mode must be declared."""
+    """Infers the mode of one image of whole numbers with up to four channels; others must be declared."""
     array = _to_channels_last(value)
     if not 1 <= array.shape[2] <= 4 or array.dtype.name not in DTYPES or array.dtype.kind == "f":
         raise ValueError(
@@ -331,8 +330,7 @@ def _infer_file_field(name: str, value: Any) -> Field:
 
 
 def _common_dtype(arrays: Sequence[NDArray[Any]], values: Sequence[Any]) -> str:
-    """Returns a dtype that holds all ``values``, whose arrays are ``arrays``. Raises :class:`ValueError` if there is
-    none."""
+    """Returns a dtype that holds all ``values``, whose arrays are ``arrays``."""
     full = [(array, dtype_name(value)) for array, value in zip(arrays, values, strict=True) if array.size]
     names = {name for _, name in full} or {dtype_name(values[0])}
     if len(names) == 1:

@@ -172,8 +172,7 @@ class WebDatasetSource(ShardSource):
         return next((Location(path, place) for place in places), None)
 
     def _read_value(self, extension: str, name: str, data: bytes) -> Any:
-        """Decodes the content of a file of column ``name`` by its extension. Raises :class:`ValueError` for damaged
-        content."""
+        """Decodes the content of a file of column ``name`` by its extension."""
         return decode_file(extension, data, self._encoding)
 
     def claim_files(self, claims: Claims) -> None:
@@ -306,8 +305,7 @@ class WebDatasetSource(ShardSource):
 
     @cached_property
     def _main(self) -> str:
-        """Column of the main image: ``image``, else see :func:`choose_main_image`. Raises :class:`SourceError` if there
-        is none."""
+        """Column of the main image: ``image``, else see :func:`choose_main_image`."""
         images = [name for each, name in self._columns.items() if content_kind(each) == "image" and "." not in name]
         return "image" if "image" in images else choose_main_image(self.path, images, sorted(self._extensions)[:8])
 
@@ -390,11 +388,11 @@ def content_kind(extension: str) -> str:
 
 
 def _make_usual_column(extension: str) -> str:
-    """Returns the usual column of files with an extension. Files called ``image`` that are no images get
-    ``image_``."""
+    """Returns the usual column of files with an extension."""
     first, _, last = extension.rpartition(".")
     kind = content_kind(extension)
     name = first or (kind if kind in ("image", "label", "text", "json") else last)
+    # The column ``image`` is for images only.
     return "image_" if name == "image" != kind else make_column_name(name)
 
 
@@ -415,7 +413,7 @@ def decode_file(extension: str, data: bytes, encoding: str | None = None) -> Any
 
 
 def _parse_number(data: bytes) -> int:
-    """Parses a number of 64 bits. Raises :class:`ValueError` for any other text."""
+    """Parses a number of 64 bits."""
     text = data.decode("utf-8").strip()
     if not re.fullmatch(r"[+-]?\d{1,19}", text) or not -(1 << 63) <= int(text) < 1 << 63:
         raise ValueError(f"found {text[:40]!r}, expected a number")
@@ -452,10 +450,7 @@ class ExportedWebDataset(ExportedRows, WebDatasetSource):
         return columns
 
     def _read_value(self, extension: str, name: str, data: bytes) -> Any:
-        """Returns the value of a file: an array or a label decoded, anything else as stored bytes.
-
-        Raises :class:`ValueError` for a damaged array or label.
-        """
+        """Returns the value of a file: an array or a label decoded, anything else as stored bytes."""
         is_list = name.partition(".")[0] in self._list_columns
         if extension.rpartition(".")[2] == "npy" and not is_list:
             return decode_file("npy", data)

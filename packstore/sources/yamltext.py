@@ -73,8 +73,7 @@ def _to_plain_value(node: Any) -> Any:
 
 
 def _find_refusal(yaml: Any, data: bytes) -> str:
-    """Returns the reason why a document is refused: an alias, an object of a language, or too many levels. Returns
-    ``""`` if there is none."""
+    """Returns why a document is refused: an alias, an object of a language, or too many levels; else ``""``."""
     depth = 0
     for event in yaml.parse(data, yaml.SafeLoader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)

@@ -110,8 +110,9 @@ def _parse_boxes_line(line: str) -> tuple[str, list[list[float]]]:
 
 
 def _list_line_boxes(file: Document) -> Iterator[Listed]:
-    """Lists the image of each line. The file of class names is in the folder of the list, or one level above."""
+    """Lists the image of each line."""
     folders = dict.fromkeys((file.folder, file.folder.rpartition("/")[0]))
+    # The file of class names is in the folder of the list, or one level above.
     paths = (join(folder, name) for folder in folders for name in ("_classes.txt", "classes.txt"))
     file.classes = dict(enumerate(next(filter(None, map(file.read_lines, paths)), ())))
     return starmap(Listed, file.content)
@@ -145,9 +146,10 @@ def kitti(lines: Any, _: Picture) -> Parts:
 
 
 def _list_openmmlab(file: Document) -> Iterator[Listed]:
-    """Lists the images of ``data_list``. The classes of ``metainfo`` are a list of names, or of ids with names."""
+    """Lists the images of ``data_list``."""
     known = ("classes", "CLASSES", "category", "categories")
     listed: list[Any] = next(filter(None, map(file.content["metainfo"].get, known)), [])
+    # Classes are a list of names, or of ids with names.
     pairs = enumerate(listed) if isinstance(next(iter(listed), ""), str) else ((c["id"], c["name"]) for c in listed)
     file.classes = {parsing.parse_id(number): name for number, name in pairs}
     return file.list_items(file.content["data_list"], "img_path", "file_name")

@@ -229,7 +229,7 @@ class AnnotatedSource(FileRowSource):
 
     @cached_property
     def _patterns(self) -> dict[str, str]:
-        """Patterns of the further files, by column: the first of each that any image has. Lists all rows."""
+        """Patterns of the further files, by column: the first of each that any image has."""
         found: dict[str, str] = {}
         for column, patterns, _, _ in self.format.files:
             for pattern in patterns:
@@ -294,9 +294,9 @@ class AnnotatedSource(FileRowSource):
 
     @cached_property
     def _tag_classes(self) -> tuple[str, ...]:
-        """Classes of whole images, by name. If any tag is a listed class, all listed classes come first, in their
-        order."""
+        """Classes of whole images, by name."""
         tags = self._summary[2]
+        # If any tag is a listed class, all listed ones come first.
         listed = self.listed_classes if self.listed_classes.keys() & tags else {}
         return (*listed, *sorted(tags - listed.keys()))
 
@@ -334,8 +334,7 @@ class AnnotatedSource(FileRowSource):
 
 
 def _to_columns(parts: Sequence[Part]) -> dict[str, Any]:
-    """Converts what a generator yields to values by column. Raises :class:`ValueError` for a class whose name is no
-    text."""
+    """Converts what a generator yields to values by column."""
     objects = [each for each in parts if isinstance(each, AnnotatedObject)]
     points = [each for each in parts if isinstance(each, Point)]
     tags = [each.name for each in parts if isinstance(each, Tag)]

@@ -44,7 +44,7 @@ def _match_lines(pattern: re.Pattern[str], expected: str) -> Callable[[bytes], l
 
 
 def _read_words(lines: Any, _: Picture) -> Parts:
-    """Each line is an object with its word, without quotes around it. Objects have no class."""
+    """Each line is an object with its word, without quotes around it and without a class."""
     for line in lines:
         [(corners, box, text)] = _WORD.findall(line.strip())
         places, word = parsing.to_floats(re.split(r",\s*|\s+", corners or box)), text.strip()
@@ -97,7 +97,7 @@ def _parse_receipt(data: bytes) -> Any:
 
 
 def _parse_entities(data: bytes) -> dict[str, Any]:
-    """Parses a JSON object of texts, numbers and the like. Raises :class:`ValueError` for any other JSON."""
+    """Parses a JSON object of texts, numbers and the like."""
     entities = parsing.parse_json(data)
     if not isinstance(entities, dict) or any(isinstance(value, dict | list) for value in entities.values()):
         raise ValueError("its entities are no JSON object of texts")
@@ -191,7 +191,8 @@ def _add_suffix(name: str) -> str:
 
 
 def _list_wildreceipt(file: Document) -> Iterator[Listed]:
-    """Lists the image of each line. ``class_list.txt`` has lines such as ``1 Store_name_value``."""
+    """Lists the image of each line."""
+    # Such as ``1 Store_name_value``.
     lines = [line.split(None, 1) for line in file.read_lines(join(file.folder, "class_list.txt"))]
     file.classes = {parsing.parse_id(words[0]): words[-1] for words in lines}
     return file.list_items(file.content, "file_name")

@@ -90,13 +90,13 @@ def imglab(image: Any, _: Picture) -> Parts:
 
 
 def _list_datumaro(file: Document) -> Iterator[Listed]:
-    """Lists the items. The split is the name of the file, but none for ``default``. An item without a path has the file
-    name ``ID.jpg``."""
+    """Lists the items, with the name of the file as their split."""
     content, split = file.content, PurePosixPath(file.path).stem
     labels = (content["categories"].get("label") or {}).get("labels", ())
     file.classes = dict(enumerate(each["name"] for each in labels))
     for item in content["items"]:
         media = item.get("image") or item.get("media") or {}
+        # An item without a path has this name in Datumaro.
         yield Listed(media.get("path") or f"{item['id']}.jpg", item, "" if split == "default" else split)
 
 
@@ -204,7 +204,7 @@ def _scale_points(points: Any, size: Sequence[float]) -> list[float]:
 
 
 def _list_label_studio(file: Document) -> Iterator[Listed]:
-    """Lists the tasks. Raises :class:`ValueError` for JSON-MIN, and for a task that does not name one image."""
+    """Lists the tasks."""
     for task in file.content:
         if "data" not in task:
             raise ValueError("found an export as JSON-MIN: export the project as JSON")
@@ -311,7 +311,7 @@ def _parse_via(data: bytes) -> Any:
 
 
 def _list_via(file: Document) -> Iterator[Listed]:
-    """Lists the images. Raises :class:`ValueError` for a project of VIA 3."""
+    """Lists the images."""
     if "project" in file.content:
         raise ValueError("found a project of VIA 3, expected one of VIA 1 or 2, or an export as JSON or CSV")
     return file.list_items(file.content.get("_via_img_metadata", file.content).values(), "filename")
@@ -356,7 +356,7 @@ def _find_class(attributes: dict[str, Any]) -> str | None:
 
 
 def _list_vott(file: Document) -> Iterator[Listed]:
-    """Lists the assets. The project's tags are classes."""
+    """Lists the assets, and takes the project's tags as classes."""
     file.classes = dict(enumerate(each["name"] for each in file.content.get("tags") or ()))
     for asset in file.content["assets"].values():
         yield Listed(asset["asset"]["name"], asset)

@@ -142,12 +142,12 @@ class VocSource(SidecarSource):
         return next(iter(kits.items()), ("", ""))
 
     def _find_lists(self, images: str, places: Sequence[str]) -> dict[str, str]:
-        """Finds the list of images of each split, in the first of ``places`` that has any. Outside ``ImageSets``, most
-        of its lines must name images."""
+        """Finds the list of images of each split, in the first of ``places`` that has any."""
         stems = {stem_of(name) for name in self.tree.names(images).ending(*IMAGE_SUFFIXES)}
         for folder in places:
             names = (name for name in self.tree.names(folder).ending(".txt") if is_split(name[:-4]))
             lists = {name[:-4].lower(): join(folder, name) for name in names}
+            # Elsewhere, a text called ``train.txt`` may be anything, so most of its lines must name images.
             if "ImageSets" not in folder:
                 lines = {
                     name: [_FLAGS.sub("", line) for _, line in read_lines(self.tree, lists[name])] for name in lists

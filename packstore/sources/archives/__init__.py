@@ -257,7 +257,7 @@ class ArchiveTree(Tree):
         return f"{self.top}/{path}" if self.top and path else self.top or path
 
     def _get_member(self, file: str) -> Member:
-        """Returns a member by its path in the tree. Raises :class:`FileNotFoundError` if there is none."""
+        """Returns a member by its path in the tree."""
         member = self._index.find_member(self._to_archive_path(file))
         if member is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))

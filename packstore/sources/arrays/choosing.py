@@ -348,8 +348,7 @@ def _read_class_names(blocks: BlockCache, chosen: ColumnArray | None) -> tuple[s
 
 
 def _read_texts(blocks: BlockCache, chosen: ColumnArray) -> Iterator[list[str]]:
-    """Yields all texts of an array, in lists of up to 4096. Raises :class:`OSError` or :class:`ValueError` if they
-    cannot be read or decoded."""
+    """Yields all texts of an array, in lists of up to 4096."""
     array = blocks.open_file(chosen.file).arrays[chosen.info.name]
     for start in range(0, chosen.length, _TEXTS):
         yield [decode_text(text) for text in array.read_rows(0, start, min(start + _TEXTS, chosen.length))]

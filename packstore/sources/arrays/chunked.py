@@ -229,7 +229,7 @@ class ZarrSource(ArraySource):
                 waiting += [(f"{name}/{each}".lstrip("/"), folder / each) for each in inside]
 
     def _open_array(self, name: str, folder: Path, metadata: dict[str, Any]) -> _ZarrArray:
-        """Opens an array. An array that the library cannot open, or must not, is unreadable."""
+        """Opens an array; one that the library cannot open, or must not, is unreadable."""
         try:
             import zarr
         except ImportError:
@@ -292,7 +292,7 @@ def _list_array_files(folder: Path) -> Iterator[Path]:
 
 
 def _walk_files(folder: Path) -> Iterator[Path]:
-    """Yields all files at and below a folder, sorted in each folder. Does not follow links to folders."""
+    """Yields all files at and below a folder, sorted in each folder, without following links."""
     for directory, inside, names in os.walk(folder):
         inside.sort()
         for name in sorted(names):

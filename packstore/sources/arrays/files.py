@@ -90,9 +90,7 @@ def open_numpy_file(opened: OpenArrays, path: Path) -> None:
 
 
 def _join_offsets(opened: OpenArrays) -> None:
-    """Replaces each pair of arrays ``x`` (uint8) and ``x_offsets`` (int64) by one array of files.
-
-    Both arrays must be one-dimensional, and the offsets not empty."""
+    """Replaces each pair of arrays ``x`` (uint8) and ``x_offsets`` (int64) by one array of files."""
     for name, content in list(opened.arrays.items()):
         offsets = opened.arrays.get(f"{name}_offsets")
         if offsets is None or content.info.shape[1:] or content.info.dtype != np.uint8:

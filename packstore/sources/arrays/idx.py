@@ -152,8 +152,7 @@ def _open_array(opened: OpenArrays, path: Path) -> StoredArray:
 
 
 def _match_name(path: Path) -> re.Match[str] | None:
-    """Matches a file's name with the pattern of idx files (``train-images-idx3-ubyte.gz``). Returns None for other
-    names, and for a path that is no file."""
+    """Matches the name of a file with the pattern of idx files (``train-images-idx3-ubyte.gz``)."""
     match = _NAME.fullmatch(path.name)
     return match if match and path.is_file() else None
 

@@ -288,8 +288,7 @@ class ArraySource(RowSource):
 
     @cached_property
     def _row_sizes(self) -> list[tuple[int, int]]:
-        """Bytes of a sample's image, and of its other values. There is a pair for each of ``parts``, the groups of
-        arrays that belong together."""
+        """Bytes of a sample's image and of its other values, for each part."""
         pairs = []
         for part in self._roles.parts:
             sizes = {name: self._estimate_row_bytes(chosen) for name, chosen in part.columns.items()}
@@ -364,7 +363,7 @@ def name_path(path: Path, why: str = "", faults: tuple[type[Exception], ...] = (
 
 
 def _walk_files(path: Path) -> Iterator[Path]:
-    """Yields the paths in a folder, and in its folders of splits, sorted in each. Skips hidden and ignored ones."""
+    """Yields the visible paths in a folder and in its folders of splits, sorted in each."""
     splits = find_split_folders(each.name for each in visible_paths(path))
     folders = [path, *(path / name for name in sorted(splits) if (path / name).is_dir())]
     for folder in folders:
@@ -390,7 +389,7 @@ def _pixel_mode(chosen: ColumnArray) -> Mode:
 
 
 def _cast_exactly(pixels: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Converts values to a dtype. Raises :class:`ValueError` if a value would change."""
+    """Converts values to a dtype."""
     if pixels.dtype == dtype:
         return pixels
     values = pixels.astype(dtype)
@@ -400,7 +399,7 @@ def _cast_exactly(pixels: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 
 def _to_file(name: str, limit: int, value: Any) -> bytes:
-    """Returns the bytes of a file. Raises :class:`ValueError` for more than ``limit`` bytes."""
+    """Returns the bytes of a file."""
     if len(value) > limit:
         raise ValueError(f"{name} has {len(value)} bytes, more than the {limit} of an image within max_pixels")
     return bytes(value)
@@ -424,8 +423,7 @@ def _to_class_number(value: Any) -> int:
 
 
 def _find_class_number(numbers: Mapping[str, int], value: Any) -> int:
-    """Returns the number of a class by its text. Raises :class:`ValueError` for a text that was not a class when the
-    source was opened."""
+    """Returns the number of a class by its text."""
     text = decode_text(value)
     if text not in numbers:
         raise ValueError(f"label: {printable(text[:40])!r} is not one of the classes: its file has changed")

@@ -316,8 +316,7 @@ class BlockCache:
         return block
 
     def _cache_block(self, key: tuple[int, str, int], block: NDArray[Any], least: int) -> None:
-        """Adds a block to the cache. Drops the blocks used least recently while all exceed 64 MiB, but keeps the last
-        ``least``."""
+        """Adds a block to the cache, and drops old ones over 64 MiB, but not the last ``least``."""
         self._kept[key] = block
         self._kept_bytes += _block_bytes(block)
         while self._kept_bytes > _KEPT_BYTES and len(self._kept) > least:
@@ -410,8 +409,7 @@ def bytes_per_row(info: ArrayInfo, axis: int) -> int:
 
 
 def _read_at(descriptor: int, size: int, place: int) -> bytes:
-    """Reads exactly ``size`` bytes at offset ``place`` of an open file. Raises :class:`ValueError` if the file is
-    shorter, and :class:`OSError` if the disk fails."""
+    """Reads exactly ``size`` bytes at offset ``place`` of an open file."""
     if place < 0 or place + size > os.fstat(descriptor).st_size:
         raise ValueError(f"the file has no {size} bytes at byte {place}: it was cut off, or is damaged")
     data = os.pread(descriptor, size, place)

@@ -270,8 +270,7 @@ def _open_fiftyone(rest: str, options: SourceOptions, folder: Path) -> Opened:
 
 
 def _split_name_and_path(rest: str, library: str) -> tuple[str, Path]:
-    """Splits ``NAME:PATH`` into name and path. Raises :class:`UsageError` for another form, and if nothing exists at
-    the path."""
+    """Splits ``NAME:PATH`` into name and path."""
     name, colon, path = rest.partition(":")
     if not (name and colon and path):
         raise UsageError(f"{library}:{printable(rest)}: write {BRIDGES[library]}")
@@ -279,7 +278,7 @@ def _split_name_and_path(rest: str, library: str) -> tuple[str, Path]:
 
 
 def _require_path(path: str) -> Path:
-    """Converts a text to a path. Raises :class:`UsageError` if nothing exists at the path."""
+    """Converts a text to a path."""
     if not Path(path).exists():
         raise UsageError(f"{printable(path)}: no such file or directory on this machine")
     return Path(path)

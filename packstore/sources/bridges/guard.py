@@ -74,8 +74,7 @@ def _add_audit_hook() -> None:
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    """Raises :class:`SourceError` for unpickling and connections that :func:`restrict_library` blocks. Allows
-    connections to this machine, and Unix sockets."""
+    """Raises :class:`SourceError` for unpickling and connections that :func:`restrict_library` blocks."""
     library = _library.get()
     if not library:
         return

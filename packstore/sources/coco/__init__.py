@@ -162,8 +162,7 @@ class CocoSource(SpooledSource):
             self._category_ids[file.path] = category_ids
 
     def _add_categories(self, file: str, document: Any, kind: str) -> None:
-        """Adds the categories of a file. Raises :class:`SourceError` for a category without a number or a name, and
-        :class:`AmbiguousSourceError` for two names of one id."""
+        """Adds the categories of a file."""
         where = self.tree.name(file)
         for category in document.get("categories", ()):
             number, name, points = parse_id(category.get("id")), category.get("name"), category.get("keypoints")
@@ -252,8 +251,7 @@ class CocoSource(SpooledSource):
         return " or ".join(self._paths[super().find_annotation_file(ref)])
 
     def _parse_entries(self, entries: Mapping[str, Any]) -> dict[str, Any]:
-        """Converts the entries of an image to columns. Removes its captions from them. Raises :class:`ValueError` for
-        invalid annotations."""
+        """Converts the entries of an image to columns, and removes its captions from them."""
         values: dict[str, Any] = {}
         if (annotations := entries.get("annotations")) is not None:
             labels = documents.parse_labels(annotations, self._numbers["objects"])

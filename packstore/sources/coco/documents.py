@@ -231,8 +231,7 @@ def parse_segment_ids(annotation: Any) -> list[int]:
 
 
 def _parse_coordinates(annotation: Any, name: str, count: int) -> list[float]:
-    """Returns ``count`` numbers of an annotation. Raises :class:`ValueError` for any other value, NaN and numbers
-    beyond 1e30."""
+    """Returns ``count`` numbers of an annotation."""
     values = annotation.get(name)
     fits = isinstance(values, list) and len(values) == count
     if not fits or not all(isinstance(each, (int, float)) and abs(each) < _LARGEST for each in values):

@@ -221,7 +221,7 @@ class ObjectColumn:
 
     @staticmethod
     def _read_part(part: str, member: str, value: Any) -> Any:
-        """Returns the values of a member in the objects of a row; 0 and 1 for flags of crowds. None without objects."""
+        """Returns the values of a member in the objects of a row; 0 and 1 for flags of crowds."""
         values = _collect_member(value, member)
         return [int(flag in (1, True)) for flag in values] if part == CROWD and values is not None else values
 
@@ -300,8 +300,7 @@ def _classify_list(value: Any) -> str | None:
 
 
 def _classify_item(value: Any) -> str:
-    """Returns the kind of an item: ``boxes`` for lists of numbers, ``numbers`` for integers, ``names`` for texts.
-    Anything else has ``""``."""
+    """Returns the kind of an item: ``boxes``, ``numbers`` for integers, ``names`` for texts, else ``""``."""
     if isinstance(value, list):
         return "boxes" if all(type(each) in (int, float) for each in value) else ""
     return "numbers" if type(value) is int else "names" if isinstance(value, str) else ""

@@ -91,8 +91,9 @@ def scalar_cells(convert: Callable[[Any], Any]) -> CellReader:
 
 
 def _to_class_number(scalar: Any) -> int | None:
-    """Converts a scalar to a class number. A number below 0 becomes None: an unknown class, as in test splits."""
+    """Converts a scalar to a class number; None for an unknown class."""
     value = scalar.as_py()
+    # Test sets often have -1 for all labels.
     return None if value is None or value < 0 else value
 
 
@@ -110,8 +111,7 @@ def flatten_numbers(scalar: Any) -> Any:
 
 
 def _to_file_list(scalar: Any) -> list[Any] | None:
-    """Converts a list of files to a list of :class:`TableFile`, or of bytes if they are plain bytes. Null becomes
-    None."""
+    """Converts a list of files to a list of :class:`TableFile`, or of bytes if they are plain bytes."""
     if not scalar.is_valid:
         return None
     cells = (file_cells if is_file_struct(scalar.values.type) else python_cells)(scalar.values)
@@ -316,7 +316,7 @@ def _infer_file_field(name: str, values: Iterable[Any], feature: Any) -> Field:
 
 
 def _find_first_file(values: Iterable[Any]) -> bytes:
-    """Returns the bytes of the first file that has any. ``values``: bytes, :class:`TableFile` or None."""
+    """Returns the bytes of the first file that has any."""
     return next((data for each in values if (data := each.data if isinstance(each, TableFile) else each)), b"")
 
 

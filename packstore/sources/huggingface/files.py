@@ -332,8 +332,7 @@ class ExportedParquet(ExportedRows, ParquetSource):
     """Export of packstore to Parquet. The export manifest, ``packstore.json``, lists its columns."""
 
     def _declare_columns(self, facts: TableFacts) -> list[TableColumn]:
-        """Returns the image and the columns that the export manifest lists as held by the tables. Ignores ``facts``.
-        Raises :class:`SourceError` if one is missing."""
+        """Returns the image and the columns that the export manifest lists as held by the tables."""
         held, names = self.export_manifest.held, self._first_batch.schema.names
         missing = next((name for name in ("image", *held) if name not in names), None)
         if missing is not None:
@@ -352,7 +351,7 @@ class ExportedParquet(ExportedRows, ParquetSource):
 
 
 def _choose_cell_reader(column: Column) -> CellReader:
-    """Returns a reader of cells that convert values to the form in which the store holds them. Null becomes None."""
+    """Returns a reader of cells that convert values to the form in which the store holds them."""
     if column.form in ("file", "files"):
         return hf_columns.file_cells if column.form == "file" else hf_columns.file_list_cells
     if column.form in ("text", "bytes"):

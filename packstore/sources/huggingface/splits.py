@@ -77,8 +77,7 @@ def read_card(tree: Tree, path: Path) -> Card:
 
 
 def _parse_card(data: bytes, folder: Path) -> Card:
-    """Parses the settings of a card's default configuration. Returns an empty card if its head states no data files and
-    no features."""
+    """Parses the settings of a card's default configuration; empty ones if its head states nothing relevant."""
     head = _HEAD.match(data)
     if head is None or _RELEVANT.search(head[1]) is None:
         return Card()
@@ -148,8 +147,7 @@ def _read_data_files(config: Mapping[str, Any]) -> dict[str, list[str]] | None:
 
 
 def _read_features(value: Any) -> dict[str, Any]:
-    """Converts the features in a card to the form that Parquet schemas have. Skips features other than files and
-    classes."""
+    """Converts the features of files and classes in a card to the form that Parquet schemas have."""
     features: dict[str, Any] = {}
     for each in value if isinstance(value, list) else []:
         name, dtype = (each.get("name"), each.get("dtype")) if isinstance(each, dict) else (None, None)

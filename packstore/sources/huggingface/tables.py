@@ -249,7 +249,7 @@ class HfTableSource(ShardSource):
         self._next_row = 0
 
     def _decode_group(self, place: tuple[int, int]) -> Iterator[Block]:
-        """Decodes the rows of a group block by block. Closes the table before, if it is another one."""
+        """Decodes the rows of a group block by block; only one table is open at a time."""
         if self._open is None or self._open[0] != place[0]:
             self._close_table()
             self._open = (place[0], self.open_shard(place[0]))
@@ -300,8 +300,7 @@ class HfTableSource(ShardSource):
         return self._declare_columns(TableFacts(with_paths={*self._first_batch.schema.names}))
 
     def _declare_columns(self, facts: TableFacts) -> list[TableColumn]:
-        """Chooses the columns by the first rows and ``facts``. Raises :class:`SourceError` for a column that no field
-        holds, and for tables without images."""
+        """Chooses the columns by the first rows and ``facts``."""
         try:
             return hf_columns.declare_columns(self._first_batch, self._features, facts)
         except ValueError as error:
@@ -309,8 +308,7 @@ class HfTableSource(ShardSource):
 
     @cached_property
     def _first_batch(self) -> Any:
-        """Record batch of the first rows, in the first file that has any. Raises :class:`SourceError` if no file has
-        rows."""
+        """Record batch of the first rows, in the first file that has any."""
         for number in range(len(self.shards)):
             with self._open_for_scan(number) as table:
                 for group, rows in enumerate(table.read_groups(TableFacts())):
@@ -320,8 +318,7 @@ class HfTableSource(ShardSource):
 
     @cached_property
     def _features(self) -> Mapping[str, Any]:
-        """Features in the schema of the first rows. If that has none, those in the card. Raises :class:`SourceError`
-        if they are damaged."""
+        """Features in the schema of the first rows, or else in the card."""
         with self._open_for_scan(0) as table:
             return hf.read_features(table.schema) or self._card.features
 

@@ -159,8 +159,7 @@ class DicomSource(HeaderScanSource):
         return {"DICOM elements, patient data included (keep some: --column keep=KEYWORD)": left}
 
     def _read_dataset(self, file: FileRef) -> Any:
-        """Reads and parses a file. Raises :class:`SampleError` for a file that has changed, is unreadable, or is too
-        large. Raises :class:`ValueError` for a damaged one."""
+        """Reads and parses a file."""
         return parse_file(self.tree.read(*file, self._max_bytes))[0]
 
     @cached_property
@@ -177,8 +176,7 @@ class DicomSource(HeaderScanSource):
 
     @cached_property
     def _files(self) -> list[ScannedFile]:
-        """All image files, sorted by series, plane, instance number and path; damaged files come last. Raises
-        :class:`SourceError` if there are none."""
+        """All image files, sorted by series, plane, instance number and path; damaged files come last."""
 
         def sort_key(file: ScannedFile) -> tuple[Any, ...]:
             if file.header is None:
@@ -194,7 +192,7 @@ class DicomSource(HeaderScanSource):
 
     @cached_property
     def _value_range(self) -> tuple[int, int] | None:
-        """Least and greatest possible value of the pixels. None for fractions, and without readable files."""
+        """Least and greatest possible value of the pixels; None for fractions, and without readable files."""
         ranges = [file.header.ranges[self._form] for file in self._files if file.header]
         if not ranges or None in ranges:
             return None

@@ -99,7 +99,7 @@ def find_element(dataset: Any, frame: int, keyword: str) -> Any:
 
 
 def _read_floats(dataset: Any, frame: int, keyword: str) -> list[float]:
-    """Reads the finite numbers of an element. Returns an empty list for an absent element, a text, NaN and infinity."""
+    """Reads the numbers of an element; none if it is absent, a text, or not finite."""
     value = find_element(dataset, frame, keyword)
     if value is None or isinstance(value, (str, bytes)):
         return []
@@ -231,8 +231,7 @@ def _convert_dataset_header(dataset: Any, pixel_bytes: int, size: int, kept: Seq
 
 
 def _find_ranges(dataset: Any, frames: int) -> tuple[int, dict[str, tuple[int, int] | None]]:
-    """Returns the number of channels, and :attr:`DicomHeader.ranges`. Raises :class:`ValueError` for other than 1 to 64
-    bits, and for other than 1 or 3 channels."""
+    """Returns the number of channels, and :attr:`DicomHeader.ranges`."""
     bits = int(dataset.get("BitsStored") or dataset.get("BitsAllocated") or 32)
     channels = int(dataset.get("SamplesPerPixel") or 1)
     if dataset.get("PhotometricInterpretation") == "PALETTE COLOR":
@@ -303,12 +302,12 @@ def read_frame(dataset: Any, frame: int, form: str, mode: Mode, max_pixels: int)
 
 
 def _refuse_large_codestream(dataset: Any, frame: int) -> None:
-    """Raises :class:`ValueError` for a compressed frame with more pixels than the file's header states. Decoding it
-    could fill the memory."""
+    """Raises :class:`ValueError` for a compressed frame with more pixels than the file's header states."""
     encaps = importlib.import_module("pydicom.encaps")
     data = encaps.get_frame(dataset.PixelData, frame, number_of_frames=count_frames(dataset))
     with suppress(HeaderError):  # RLE, or damage, which the decoder finds
         found = sniff(data.replace(_JPEG_LS, _LOSSLESS, 1))
+        # Decoding it could fill the memory.
         if found.width * found.height > int(dataset.Rows) * int(dataset.Columns):
             raise ValueError(f"the compressed image has {found.width} x {found.height} pixels, more than the file says")
 

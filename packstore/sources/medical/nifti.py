@@ -314,16 +314,16 @@ class NiftiSource(HeaderScanSource):
 
     @cached_property
     def _mode(self) -> Mode:
-        """Mode that holds the stored values of all volumes. If no mode holds them all, larger values make bad
-        samples."""
+        """Mode that holds the stored values of all volumes."""
         dtypes = {_PACKED_DTYPES[file.header.dtype.name] for file in self._volumes if file.header} or {"uint8"}
         dtype = np.result_type(*dtypes).name
         known = dtype in _PACKED_DTYPES.values()
+        # If no mode holds them all, larger values make bad samples.
         return mode_of(1, dtype if known else "float32" if "float" in dtype else "int32")
 
     @cached_property
     def _volumes(self) -> list[ScannedFile]:
-        """All files but masks, sorted by path. Raises :class:`SourceError` if there are no files."""
+        """All files but masks, sorted by path."""
         if not self.scanned:
             raise SourceError(f"{printable(str(self.path))} holds no NIfTI files (.nii, .nii.gz)")
         return [file for file in self.scanned if file.path not in self._masks]

@@ -133,7 +133,7 @@ def _inflate_elements(data: bytes, order: str) -> Iterator[Buffer]:
 
 
 def _read_arrays(data: Buffer, order: str, depth: int) -> list[tuple[str, Any]]:
-    """Reads name and value of each array in ``data``. ``depth``: number of enclosing cells and structs."""
+    """Reads name and value of each array in ``data``, below ``depth`` cells and structs."""
     if depth > _MAX_DEPTH:
         raise ValueError("it is nested too deeply")
     arrays, at = [], 0
@@ -190,8 +190,7 @@ def _parse_header(data: Buffer, order: str, at: int) -> tuple[int, tuple[int, ..
 
 
 def _check_numbers(flags: int, stored: int, order: str, shape: tuple[int, ...], nbytes: int) -> np.dtype[Any]:
-    """Returns the dtype of an array of numbers. Raises :class:`ValueError` for other arrays, and for a shape that does
-    not fit the bytes."""
+    """Returns the dtype of an array of numbers."""
     if flags & 0xFF not in _NUMBERS or flags & _COMPLEX or stored not in _DTYPES:
         raise ValueError(f"an array of class {flags & 0xFF} and type {stored}")
     dtype = np.dtype(order + _DTYPES[stored])

@@ -217,8 +217,7 @@ def _read_devkit(files: Files) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _walk_kaggle(files: Files) -> Iterator[Found]:
-    """Yields the images of Kaggle's layout. A solution is ``WNID left top right bottom WNID …``; some training images
-    have none."""
+    """Yields the images of Kaggle's layout."""
     names = {wnid: " ".join(words) for wnid, *words in sorted(files.lines("LOC_synset_mapping.txt"))}
     files.columns |= {"label": Label([*names]), "name": Text(), "boxes": Boxes(optional=True)}
     files.columns["labels"] = Labels([*names], of="boxes", optional=True)
@@ -227,6 +226,7 @@ def _walk_kaggle(files: Files) -> Iterator[Found]:
         for image in files.images(f"{_KAGGLE}/{split}"):
             stem = image.rpartition("/")[2].rpartition(".")[0]
             line = solutions[stem] if split == "val" else solutions.get(stem)
+            # A solution is ``WNID left top right bottom WNID …``; some training images have none.
             parts = " ".join(line or ()).split()
             boxes = [parse_numbers(parts[n : n + 4], 4, int) for n in range(1, len(parts) + 1, 5)]
             values: dict[str, Any] = {"boxes": boxes, "labels": parts[::5]} if parts else {}

@@ -106,7 +106,7 @@ class TfrecordFiles(RecordFiles):
 
 
 def _make_range_reader(file: OpenFile, place: int, length: int) -> Callable[[int, int], bytes]:
-    """Returns a function ``(size, offset)`` that reads bytes of one record. It reads fewer at the record's end."""
+    """Returns a function ``(size, offset)`` that reads bytes of one record, fewer at its end."""
     return lambda size, at: file.read(min(size, length - at), place + at)
 
 

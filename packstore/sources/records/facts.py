@@ -107,7 +107,7 @@ class ExampleFacts:
     def _find_new_labels(
         self, features: Mapping[str, Feature], message: Message
     ) -> dict[tuple[str, int], dict[str, bytes | None]]:
-        """Returns the new facts about class numbers, by feature and number. Ignores new numbers after 131,072."""
+        """Returns the new facts about class numbers, by feature and number."""
         news: dict[tuple[str, int], dict[str, bytes | None]] = {}
         for label, naming in self._label_names.items():
             feature, known = features.get(label), self.labels.get(label, {})
@@ -121,6 +121,7 @@ class ExampleFacts:
                 old = news.get((label, number), known.get(number))
                 if old is not None:
                     named = {name: value if named[name] == value else None for name, value in old.items()}
+                # Beyond this limit the numbers are no classes, and would fill the memory.
                 if named != old and (old is not None or len(known) + len(news) < _MAX_LABELS):
                     news[label, number] = named
         return news
@@ -237,7 +238,7 @@ def read_class_names(file: Path, count: int = 0, by: str = "") -> tuple[str, ...
 
 
 def _without_duplicates(file: str, names: tuple[str, ...]) -> tuple[str, ...] | None:
-    """Returns names of classes. If a name occurs twice, logs a warning, and returns None."""
+    """Returns names of classes; logs a warning and returns None if a name occurs twice."""
     twice = next((name for name, times in Counter(names).items() if times > 1), None)
     if twice is None:
         return names

@@ -174,8 +174,7 @@ def _split_encoding(encoding: str) -> tuple[str, list[int]]:
 
 
 def _parse_encoding(encoding: str) -> tuple[ValueType, int | None]:
-    """Returns the type of an encoding, and the number of bytes of each value; None if it varies. Raises
-    :class:`ValueError` for an unknown encoding."""
+    """Returns the type of an encoding, and the number of bytes of each value; None if it varies."""
     if encoding in _KINDS:
         return ValueType(_KINDS[encoding], encoding=encoding), _SIZED.get(encoding)
     dtype, shape = _split_encoding(encoding)

@@ -134,7 +134,7 @@ def _walk_features(path: tuple[str, ...], node: Mapping[str, Any], lengths: tupl
 
 
 def _make_column(folder: Path, feature: _Feature) -> FeatureColumn | None:
-    """Makes the column of a feature; None for a feature that no column holds. Reads names of classes in ``folder``."""
+    """Makes the column of a feature; None for a feature that no column holds."""
     path, node, lengths = feature
     kind = next((name for name in ("image", "classLabel", "text", "boundingBox", "tensor") if name in node), "")
     if not kind or len(lengths) > 1:
@@ -163,8 +163,7 @@ def _make_column(folder: Path, feature: _Feature) -> FeatureColumn | None:
 
 
 def _find_versions(path: Path) -> list[Path]:
-    """Finds folders of versions with both JSON files: ``path`` itself, else all folders like ``1.0.0`` and
-    ``config/1.0.0`` in it. Returns ``[]`` if there are none."""
+    """Finds folders of versions: ``path`` itself, else all folders like ``1.0.0`` and ``config/1.0.0`` in it."""
     folders = (file.parent for depth in ("*", "*/*") for file in sorted(path.glob(f"{depth}/{FEATURES}")))
     versions = [each for each in folders if re.fullmatch(r"\d+\.\d+\.\d+", each.name)]
     versions = [path] if (path / INFO).is_file() else versions
@@ -172,8 +171,7 @@ def _find_versions(path: Path) -> list[Path]:
 
 
 def _find_version(path: Path) -> Path:
-    """Finds the only version at a path. Raises :class:`SourceError` for none, :class:`AmbiguousSourceError` for
-    several."""
+    """Finds the only version at a path."""
     versions = _find_versions(path)
     if len(versions) > 1:
         raise AmbiguousSourceError(

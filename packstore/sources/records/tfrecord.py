@@ -203,8 +203,7 @@ class TfrecordSource(ExampleSource):
         return columns
 
     def _make_column(self, name: str, of_boxes: bool) -> FeatureColumn:
-        """Makes the column of a feature by the facts about its values. Raises :class:`SourceError` if records hold
-        different types."""
+        """Makes the column of a feature by the facts about its values."""
         facts, numbering = self.facts.features[name], self._numberings.get(name)
         missing, kinds, many = facts.missing or facts.low == 0, facts.kinds - {""}, facts.high > 1
         if len(kinds) > 1:

@@ -201,8 +201,7 @@ class TypedSource(RecordSource):
         return False
 
     def _read_spans(self, number: int, spans: Mapping[str, Span]) -> dict[str, bytes]:
-        """Reads the bytes of the values that columns hold. Raises :class:`ValueError` if one is too large or the file
-        is cut off."""
+        """Reads the bytes of the values that columns hold."""
         raw: dict[str, bytes] = {}
         for name in self.columns:
             size = spans[name].stop - spans[name].start

@@ -209,10 +209,7 @@ def read_example(message: Message) -> dict[str, Feature]:
 
 
 def _iterate_features(message: Message, at: int, stop: int) -> Iterator[tuple[str, Feature]]:
-    """Yields name and location of each feature in a ``tf.train.Features`` message. Skips other fields.
-
-    Raises :class:`ValueError` if the bytes are damaged.
-    """
+    """Yields name and location of each feature in a ``tf.train.Features`` message."""
     while at < stop:
         short = message.parse_short_feature(at, stop)
         if short is not None:

@@ -113,8 +113,7 @@ class TableSource(ListedSource):
         return tables
 
     def _read_rows(self) -> Iterator[NamedRow]:
-        """Yields each row that names an image, with the cells of joined tables. Counts rows without an image in
-        ``_missing``."""
+        """Yields each row that names an image, with the cells of joined tables, and counts other rows."""
         index = ImageIndex(self.tree)
         for number, table in enumerate(self._tables):
             for image, place, cells in join_rows(self.tree, table, index):

@@ -67,10 +67,7 @@ class PixelTableSource(TableSource):
     _tables: Sequence[PixelTable]
 
     def _find_tables(self, given: dict[str, list[str]]) -> Sequence[PixelTable]:
-        """Finds the tables of pixels. Raises :class:`SourceError` if there is none.
-
-        Raises :class:`AmbiguousSourceError` for several that do not name different splits.
-        """
+        """Finds the tables of pixels."""
         tables = find_pixel_tables(self.tree)
         if not tables:
             raise SourceError(
@@ -168,7 +165,7 @@ def find_pixel_tables(tree: Tree) -> list[PixelTable]:
 
 
 def _examine_table(tree: Tree, file: str) -> PixelTable | None:
-    """Recognises a table of pixels by its first lines, within 1 MiB. Returns None for another table."""
+    """Recognises a table of pixels by its first lines, within 1 MiB; None for another table."""
     start = tree.first_bytes(file, _START)
     if b"pixel" not in start[:4096].lower() and start.split(b"\n", 1)[0].count(b",") < _LEAST:
         return None

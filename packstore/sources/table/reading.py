@@ -98,12 +98,13 @@ def declare_parquet(tree: Tree, file: str, features: Mapping[str, Any]) -> dict[
 def _read_converted(
     tree: Tree, file: str, reader: Callable[[bytes, str], Iterator[Any]], data: bytes | None
 ) -> Iterator[Any]:
-    """Yields what ``reader`` reads from a file that is converted to UTF-8. Raises the error about its encoding last."""
+    """Yields what ``reader`` reads from a file that is converted to UTF-8."""
     shown, fault = tree.name(file), None
     data = read_whole(tree, file, MAX_BYTES) if data is None else data
     if suffix_of(file) != ".parquet":
         data, fault = try_utf8(data, tree.encoding, shown)
     yield from reader(data, shown)
+    # Raised last: the file may turn out to be no table.
     if fault is not None:
         raise fault
 
@@ -132,7 +133,7 @@ def name_columns(cells: Sequence[str]) -> list[str]:
 
 
 def _read_objects(data: bytes, shown: str) -> Iterator[TableRow]:
-    """Yields each object of JSON Lines, or of a JSON list. Raises :class:`SourceError` for any other content."""
+    """Yields each object of JSON Lines, or of a JSON list."""
     values: Iterable[tuple[str, Any]]
     if suffix_of(shown) == ".json":
         items = _parse_json(data, shown)
@@ -149,7 +150,7 @@ def _read_objects(data: bytes, shown: str) -> Iterator[TableRow]:
 
 
 def _parse_json(data: bytes, place: str) -> Any:
-    """Parses JSON. Raises :class:`SourceError` with the place of ``data`` if it is none."""
+    """Parses JSON."""
     try:
         return load_json(data, "not JSON", parse_float=parse_float64)
     except ValueError as error:
@@ -157,8 +158,7 @@ def _parse_json(data: bytes, place: str) -> Any:
 
 
 def _read_parquet(data: bytes, shown: str) -> Iterator[TableRow]:
-    """Yields the rows of a Parquet file as values of JSON. Raises :class:`SourceError` for a damaged file, and for
-    bytes."""
+    """Yields the rows of a Parquet file as values of JSON."""
     number = 0
     with _open_parquet(data, shown) as file:
         for type in file.schema_arrow.types:
@@ -171,8 +171,7 @@ def _read_parquet(data: bytes, shown: str) -> Iterator[TableRow]:
 
 @contextmanager
 def _open_parquet(data: bytes, shown: str) -> Iterator[Any]:
-    """Opens the bytes of a Parquet file. Converts pyarrow's errors in the block to :class:`SourceError`, which it also
-    raises if pyarrow is not installed."""
+    """Opens the bytes of a Parquet file; pyarrow's errors in the block become :class:`SourceError`."""
     parquet = load_pyarrow("pyarrow.parquet")
     try:
         with closing(parquet.ParquetFile(load_pyarrow().BufferReader(data))) as file:
@@ -209,7 +208,7 @@ def _split_lines(strip: bool, data: bytes, shown: str) -> Iterator[tuple[int, li
 
 
 def _decode_lines(data: bytes, shown: str) -> Iterator[str]:
-    """Yields the text of each line. Raises :class:`SourceError` for a line that is too long or not text."""
+    """Yields the text of each line."""
     for number, raw in enumerate(io.BytesIO(data.removeprefix(b"\xef\xbb\xbf")), 1):
         where = f"{shown}, line {number}"
         if len(raw) > _MAX_LINE:

@@ -139,8 +139,7 @@ class RecordColumns:
         return {}, []
 
     def _read_masks(self, rows: list[dict[str, Any]], width: int, height: int) -> dict[str, list[Any]]:
-        """Reads the run lengths of masks in an image of a size, with the boxes around them. Raises :class:`ValueError`
-        for malformed ones."""
+        """Reads the run lengths of masks in an image of a size, with the boxes around them."""
         masks = [convert_runs(cells[self.roles.runs], width, height) for cells in rows]
         return {"boxes": [box for box, _ in masks], "segmentations": [runs for _, runs in masks]}
 
@@ -268,8 +267,7 @@ class RecordColumns:
 
     @cached_property
     def _class_titles(self) -> Mapping[str, str]:
-        """Names of classes by their identifiers, from Open Images' descriptions: lines ``/m/011k07,Tortoise``. Raises
-        :class:`SourceError` for a file that is no CSV."""
+        """Names of classes by their identifiers, from Open Images' descriptions: lines ``/m/011k07,Tortoise``."""
         files = find_descriptions(self.tree, self.files)
         rows = (row for file in files for _, row in read_cells(self.tree, file))
         return {row[0]: row[1] for row in rows if len(row) == 2}
@@ -297,7 +295,7 @@ class RecordColumns:
 
     @cached_property
     def _has_tags(self) -> bool:
-        """True if some row has a class and no box. Reads rows up to the first such."""
+        """True if some row has a class and no box."""
         roles = self.roles
         return any(
             self._list_classes(cells)

@@ -133,8 +133,7 @@ class YoloSource(FileRowSource):
         return (*super().notes(), *self._layout.notes)
 
     def _list_images(self, split: str) -> Iterator[str]:
-        """Yields the paths of the images of a split, from lists and folders. Raises :class:`SourceError` for a path
-        out of the source."""
+        """Yields the paths of the images of a split, from lists and folders."""
         for place in self._layout.splits[split]:
             if place.endswith(".txt"):
                 yield from read_image_list(self.tree, place)

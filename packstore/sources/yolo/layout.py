@@ -259,8 +259,7 @@ def read_image_list(tree: Tree, file: str) -> Iterator[str]:
 
 
 def _read_yaml(tree: Tree, file: str) -> dict[str, Any]:
-    """Reads a file like ``data.yaml`` to a dictionary. Raises :class:`SourceError` for any other content, and over 1
-    MiB."""
+    """Reads a file like ``data.yaml`` to a dictionary."""
     text = read_text(tree, file, _MAX_YAML)
     try:
         document = load_yaml(text)
@@ -315,7 +314,7 @@ def _parse_classes(
 
 
 def _read_names(tree: Tree, file: str) -> tuple[str, ...]:
-    """Reads names of classes, one a line. Adds numbers to names that occur twice."""
+    """Reads names of classes, one a line, and numbers equal ones."""
     names = [line for _, line in islice(read_lines(tree, file), _MAX_CLASSES + 1)]
     if len(names) > _MAX_CLASSES:
         raise SourceError(f"{tree.name(file)} has more than {_MAX_CLASSES:,} names of classes")
@@ -341,7 +340,7 @@ def _resolve_place(tree: Tree, path: Any, value: Any) -> str | None:
 
 
 def _split_path(text: str) -> list[str]:
-    """Splits a path into its parts and resolves ``..``. Drops each ``..`` that would lead out of the source."""
+    """Splits a path into its parts, and resolves or drops each ``..``."""
     parts: list[str] = []
     for part in text.replace("\\", "/").split("/"):
         if part == ".." and parts:
