@@ -197,14 +197,15 @@ class Export(ABC):
         incomplete."""
         opened: list[IO[bytes]] = []
         try:
-            opened += [open_file(self.path / file, "wb") for file in files]
+            for file in files:
+                opened.append(open_file(self.path / file, "wb"))  # if one fails, those before it are closed
             yield opened
-            for file in opened:
-                file.close()
+            for each in opened:
+                each.close()
         except BaseException:
-            for file in opened:
-                if not file.closed:
-                    drop(file)
+            for each in opened:
+                if not each.closed:
+                    drop(each)
             raise
 
     def resume(self, size: int) -> None:

@@ -57,3 +57,13 @@ def test_an_export_that_leaves_records_out_is_refused(tmp_path: Path) -> None:
     finally:
         EXPORTS.unregister("lazy")
     assert not (tmp_path / "out").exists()
+
+
+def test_files_that_were_opened_are_closed_if_one_cannot_be(tmp_path: Path) -> None:
+    kind = NumberedExport(tmp_path, None, None, recoded=False)  # type: ignore[arg-type]
+    with pytest.raises(FileNotFoundError), kind.open_files("a", "b/c"):
+        pass
+    with pytest.raises(ZeroDivisionError), kind.open_files("a", "b") as (first, second):
+        1 / 0  # noqa: B018
+    assert first.closed
+    assert second.closed
