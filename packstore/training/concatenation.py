@@ -42,7 +42,7 @@ class ConcatDataset(PackedDataset):
         self._heads: tuple[RemoteHead | None, ...] = (None,) * len(stores)
         super().__init__(cast("_Path", stores), split, **options)
 
-    def _locate(self, path: Sequence[_Path]) -> Path:
+    def _resolve_path(self, path: Sequence[_Path]) -> Path:
         """Sets :attr:`paths` to absolute paths of the stores, and returns them joined."""
         self.paths = tuple(location(each).absolute() for each in path)
         return Path(" + ".join(map(str, self.paths)))

@@ -169,7 +169,7 @@ class PackedDataset(ItemDataset):
     ) -> None:
         if unknown:
             raise unknown_argument(PackedDataset, min(unknown))
-        self.path = self._locate(path)
+        self.path = self._resolve_path(path)
         try:
             self.device = torch.device(device)
         except (RuntimeError, TypeError, ValueError) as error:
@@ -293,7 +293,7 @@ class PackedDataset(ItemDataset):
         without a class.
         """
         self._check_labels()
-        labels = self._read_sound_values("label", np.arange(self._start, self._start + self._length))
+        labels = self._read_verified_values("label", np.arange(self._start, self._start + self._length))
         return cast("list[int]", labels.tolist())
 
     def _check_labels(self) -> None:
@@ -413,7 +413,7 @@ class PackedDataset(ItemDataset):
         form = f"image as {self.output}, " if "image" in self.columns else ""
         return f"{names} ({form}{where})"
 
-    def _locate(self, path: Any) -> Path:
+    def _resolve_path(self, path: Any) -> Path:
         """Returns the store's absolute path, or its URL."""
         if not isinstance(path, str | os.PathLike):
             several = "; packstore.concat joins several" if isinstance(path, list | tuple) else ""

@@ -88,9 +88,9 @@ def list_left_out(manifest: Manifest, columns: Sequence[str]) -> list[str]:
 
 
 def check_transforms(transform: Any, target_transform: Any, transforms: Any) -> None:
-    """Raises :class:`UsageError` for transforms of an item that cannot be called.
+    """Raises :class:`UsageError` for functions that cannot transform items.
 
-    - Values that are no functions.
+    - Values that cannot be called.
     - Operations of packstore, which take batches.
     - ``transforms`` together with one of the other two.
     """
@@ -147,10 +147,9 @@ def choose_reading(
     """Returns the conversion of image files to pixels: the store's, with the user's mode, depth, alpha and frame.
 
     Raises:
-        UsageError: An unknown value, or an option for a store of pixels, except ``depth="keep"``. Or ``mode`` has 8
-            bits, the images have more, and ``depth`` does not convert them. Or ``mode`` has colours, and the images'
-            channels are none. Or ``depth="keep"`` without ``mode``, for a
-            store that converts to 8 bits.
+        UsageError: An unknown value. An option other than ``depth="keep"`` for a store of pixels. A ``mode`` of 8 bits
+            for images of more bits, without a ``depth`` that converts them. A ``mode`` with colours for images whose
+            channels are no colours. ``depth="keep"`` without ``mode``, for a store that converts to 8 bits.
     """
     recorded = Reading.restore(manifest.image.mode, manifest.options)
     named = {"mode": mode, "depth": depth, "alpha": alpha, "frames": frames}

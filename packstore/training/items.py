@@ -40,7 +40,7 @@ class Item(tuple[Any, ...]):
 
 
 def collate_items(batch: Sequence[Item], *, collate_fn_map: Any = None) -> list[Any]:
-    """Collates items as ``default_collate`` does, but copies no tensors that already are the rows of one."""
+    """Collates items as ``default_collate``, without copying tensors that already are rows of one."""
 
     def collate_values(values: tuple[Any, ...]) -> Any:
         whole = values[0]._base if isinstance(values[0], torch.Tensor) else None
@@ -80,7 +80,7 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         """Open reader of the store."""
 
     def _prepare_readers(self) -> None:
-        """Creates a reader for each column, after all attributes are set."""
+        """Creates a reader for each column. Called when all attributes are set."""
         self._numbers_of_classes = {
             column.name: len(column.classes)
             for column in self.manifest.columns
@@ -113,7 +113,7 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
             item = values[0] if len(values) == 1 else tuple(values)
         if self.transforms is None:
             return item
-        return self._call_user(self.transforms, record, *(item if isinstance(item, tuple) else (item,)))
+        return self._call_user_function(self.transforms, record, *(item if isinstance(item, tuple) else (item,)))
 
     def _wrap_item(self, wrapper: TVTensors, record: int, image: Any) -> Any:
         """Reads the item of a record in torchvision's types, and calls ``transform`` with the image."""
@@ -147,9 +147,9 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
             raise reader.class_error(self.manifest.column(name), record, value)
         if name != "label" or self.target_transform is None:
             return value
-        return self._call_user(self.target_transform, record, value)
+        return self._call_user_function(self.target_transform, record, value)
 
-    def _call_user(self, function: Callable[..., Any], record: int, *values: Any) -> Any:
+    def _call_user_function(self, function: Callable[..., Any], record: int, *values: Any) -> Any:
         """Calls a user's function with values of a record, whose exceptions then name the record."""
         try:
             return function(*values)
@@ -161,7 +161,7 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         """Calls the user's ``transform`` with the image of a record."""
         assert self.transform is not None
         try:
-            return self._call_user(self.transform, record, image)
+            return self._call_user_function(self.transform, record, image)
         except Exception as error:
             # Perhaps the function expects a PIL image.
             if self.output != "pil":
@@ -191,13 +191,13 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
             values = [self._read_value(name, r) for r in records.tolist()]
             # Only images and masks of a ragged column can be stacked.
             return values if column.kind == "ragged" and not column.traits.is_picture else self._stack_values(values)
-        gathered = self._read_sound_values(name, records)
+        gathered = self._read_verified_values(name, records)
         if gathered.ndim == 1 and gathered.dtype.kind in "iu" and column.dtype != "bfloat16":
             # Checksums use all 64 bits; int64 holds the same bits, as in the .pth layout.
             gathered = gathered.view(np.int64) if gathered.dtype == np.uint64 else gathered.astype(np.int64)
         return as_tensor(column, gathered).to(self.device)
 
-    def _read_sound_values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
+    def _read_verified_values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
         """Reads and verifies values of a column of one shape."""
         reader = self.reader
         faults = reader.find_faults(records, (name,))
@@ -248,7 +248,7 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
             from packstore.training.planned_images import PlannedBatch
 
             batch = PlannedBatch(self.pictures, self.reader, records, self.max_pixels)
-            return (self._place(image) for image in plan.run(batch, len(records), together=together))
+            return (self._move_to_device(image) for image in plan.run(batch, len(records), together=together))
         gathered = self._try_gather_images(records)
         images: Iterable[Any] = (
             self.pictures.read_each(self._form, self.reader, records.tolist())
@@ -260,7 +260,7 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
             return images
         return map(self._call_transform, images, records.tolist())
 
-    def _place(self, image: Any) -> Any:
+    def _move_to_device(self, image: Any) -> Any:
         """Moves a tensor made by a transform of PIL images to the dataset's dtype and device."""
         if not isinstance(image, torch.Tensor):
             return image

@@ -141,10 +141,10 @@ class Order:
 
         0 for fewer records than ranks. With ``drop_last``, 0 for fewer than a global batch.
         """
-        return self._batches
+        return self._batch_count
 
     @cached_property
-    def _batches(self) -> int:
+    def _batch_count(self) -> int:
         """Number of batches of an epoch."""
         # Cached, since every batch asks for it several times.
         full, tail = divmod(self.count, self.global_batch_size)

@@ -73,9 +73,9 @@ class PlannedImage(Image.Image):
         _, _, height, width = cut.window
         self._size = width, height
 
-    def _follow(self, cut: Cut) -> PlannedImage:
+    def _add_cut(self, cut: Cut) -> PlannedImage:
         """Returns this image after a further cut."""
-        moves = self.colours and cut != self._whole
+        moves = self.colours and cut != self._whole_cut
         own = cut
         if self.is_upside_down:
             # Mirroring top to bottom comes last, so the cut moves to the other side.
@@ -87,10 +87,10 @@ class PlannedImage(Image.Image):
         composed = None if moves else self.cut.compose(own)
         # One cut cannot do both.
         if composed is None:
-            return self._begin_anew()._follow(cut)
-        return self._change(cut=composed)
+            return self._restart_from_pixels()._add_cut(cut)
+        return self._copy_with(cut=composed)
 
-    def _change(self, **changes: Any) -> PlannedImage:
+    def _copy_with(self, **changes: Any) -> PlannedImage:
         """Returns a copy with some attributes replaced, without pixels."""
         image = PlannedImage.__new__(PlannedImage)  # several times an image, so without __init__
         vars(image).update(vars(self), _im=None, info={}, **changes)
@@ -98,10 +98,10 @@ class PlannedImage(Image.Image):
         image._size = width, height
         return image
 
-    def _begin_anew(self) -> PlannedImage:
+    def _restart_from_pixels(self) -> PlannedImage:
         """Returns an image that begins with the pixels of this one."""
         return PlannedImage(
-            PixelSource(self.source.channels, self.make_pixels()), self._whole, is_tensor=self.is_tensor
+            PixelSource(self.source.channels, self.make_pixels()), self._whole_cut, is_tensor=self.is_tensor
         )
 
     @property
@@ -110,13 +110,13 @@ class PlannedImage(Image.Image):
         return self._im is not None
 
     @property
-    def _whole(self) -> Cut:
+    def _whole_cut(self) -> Cut:
         """Cut that shows the whole image as it is."""
         return Cut.full(self.height, self.width)
 
     def as_tensor(self) -> PlannedImage:
         """Returns this image as one that stands for a tensor."""
-        return self._change(is_tensor=True)
+        return self._copy_with(is_tensor=True)
 
     def recolour(self, code: Code, *parameters: float, flags: int = 0) -> PlannedImage:
         """Returns this image, of 3 channels, after an operation on its colours."""
@@ -124,11 +124,11 @@ class PlannedImage(Image.Image):
 
     def run_steps(self, *steps: Program) -> PlannedImage:
         """Returns this image, of 3 channels, after steps."""
-        return self._change(colours=(*self.colours, *steps))
+        return self._copy_with(colours=(*self.colours, *steps))
 
     def turn_upright(self) -> PlannedImage:
         """Returns this image, of 3 channels, with its mirroring top to bottom as one of the steps."""
-        return self._change(is_upside_down=False).recolour(Code.FLIP) if self.is_upside_down else self
+        return self._copy_with(is_upside_down=False).recolour(Code.FLIP) if self.is_upside_down else self
 
     def make_pixels(self) -> NDArray[np.uint8]:
         """Makes the pixels, ``(H, W, C)``."""
@@ -157,7 +157,7 @@ class PlannedImage(Image.Image):
         self._im = im
 
     def copy(self) -> Image.Image:
-        return super().copy() if self.is_made else self._change()
+        return super().copy() if self.is_made else self._copy_with()
 
     def convert(self, mode: str | None = None, *values: Any, **options: Any) -> Image.Image:
         changes = mode != self.mode or values or options
@@ -170,17 +170,17 @@ class PlannedImage(Image.Image):
         left, top, right, bottom = map(int, box)
         size = bottom - top, right - left
         if 0 <= left < right <= width and 0 <= top < bottom <= height:
-            return self._follow(Cut((top, left, *size), size, (0, 0, *size)))
+            return self._add_cut(Cut((top, left, *size), size, (0, 0, *size)))
         if not 0 < min(size) <= max(size) <= _MOST_PADDED:
             return super().crop(box)
-        return self._follow(self._whole._replace(window=(top, left, *size)))  # zeros surround the image
+        return self._add_cut(self._whole_cut._replace(window=(top, left, *size)))  # zeros surround the image
 
     def resize_crop(self, top: int, left: int, height: int, width: int, size: tuple[int, int], resample: int) -> Any:
         """Crops, and resizes to a height and width, in one step."""
         sampling = None if self.is_tensor or self.is_made else self._find_sampling(height, width, size, resample)
         if sampling is None or resample == Resampling.BOX or min(top, left) < 0 or (height, width) == size:
             return self.crop((left, top, left + width, top + height)).resize(size[::-1], resample)
-        return self._follow(Cut((top, left, height, width), size, (0, 0, *size), sampling=sampling))
+        return self._add_cut(Cut((top, left, height, width), size, (0, 0, *size), sampling=sampling))
 
     def _find_sampling(self, height: int, width: int, target: tuple[int, int], resample: int) -> int | None:
         """Returns the engine's sampling that resizes as Pillow or torch do; None if it has none."""
@@ -209,7 +209,7 @@ class PlannedImage(Image.Image):
         cut = Cut((0, 0, height, width), target, (0, 0, *target), sampling=sampling)
         # Pillow's box is not symmetric: mirroring must come first.
         first = resample == Resampling.BOX and (self.cut.flip or self.is_upside_down)
-        return (self._begin_anew() if first else self)._follow(cut)
+        return (self._restart_from_pixels() if first else self)._add_cut(cut)
 
     def transpose(self, method: Any) -> Image.Image:
         if not self.is_made and method == Transpose.ROTATE_180:
@@ -223,8 +223,8 @@ class PlannedImage(Image.Image):
         if any(one["code"][0, 0] in GEOMETRIC for one in self.colours):  # mirroring before them gives other pixels
             return self.recolour(Code.MIRROR if method == Transpose.FLIP_LEFT_RIGHT else Code.FLIP)
         if method == Transpose.FLIP_TOP_BOTTOM:
-            return self._change(is_upside_down=not self.is_upside_down)
-        return self._change(cut=self.cut._replace(flip=not self.cut.flip))
+            return self._copy_with(is_upside_down=not self.is_upside_down)
+        return self._copy_with(cut=self.cut._replace(flip=not self.cut.flip))
 
     def transform(
         self,
@@ -360,14 +360,16 @@ def make_rows(
     for number, image in enumerate(images):
         together.setdefault(id(image.source.requests), []).append(number)
     for numbers in together.values():
-        _make_some([images[number] for number in numbers], array, numbers, form)
+        _make_rows_together([images[number] for number in numbers], array, numbers, form)
     for number, image in enumerate(images):
         if image.is_upside_down:
             array[number] = np.flip(array[number], 1 if form.planes else 0).copy()
     return rows
 
 
-def _make_some(images: Sequence[PlannedImage], array: NDArray[Any], numbers: list[int], form: OutputFormat) -> None:
+def _make_rows_together(
+    images: Sequence[PlannedImage], array: NDArray[Any], numbers: list[int], form: OutputFormat
+) -> None:
     """Makes the rows ``numbers`` of ``array``, of images whose requests belong together."""
     everything = len(numbers) == len(array)
     out = array if everything else np.empty((len(numbers), *array.shape[1:]), array.dtype)
@@ -390,8 +392,8 @@ def _make_some(images: Sequence[PlannedImage], array: NDArray[Any], numbers: lis
         if source.read_whole is None:
             height, width = images[number].cut.size
             raise DecodeError(f"an image of {height}x{width} pixels cannot be made: it is too large, or memory is full")
-        whole = images[number]._change(source=plan_pixels(source.read_whole()).source)
-        _make_some([whole], out[number : number + 1], [0], form)
+        whole = images[number]._copy_with(source=plan_pixels(source.read_whole()).source)
+        _make_rows_together([whole], out[number : number + 1], [0], form)
     if not everything:
         array[numbers] = out
 
@@ -438,7 +440,7 @@ def find_order() -> Callable[[int, int, tuple[int, int]], bool] | None:
     expected = np.asarray(Image.fromarray(noise).resize((7, 8), Resampling.BILINEAR))
     for extra, order in ((_COLUMNS_FIRST, _is_columns_first), (0, _is_never_columns_first)):
         cut = Cut((0, 0, 64, 9), (8, 7), (0, 0, 8, 7), sampling=_PILLOW_FILTERS[Resampling.BILINEAR] + extra)
-        if (as_numpy(make_rows([plan_pixels(noise)._follow(cut)]))[0] == expected).all():
+        if (as_numpy(make_rows([plan_pixels(noise)._add_cut(cut)]))[0] == expected).all():
             return order
     return None
 

@@ -43,14 +43,14 @@ _OF_FACTORS = (Code.BRIGHTNESS, Code.CONTRAST, Code.SATURATION)
 
 
 def call_transform(transform: Any, image: Any) -> Any:
-    """Calls a transform of torchvision with an image, or only plans what a known one does to a PIL image."""
+    """Calls a transform of torchvision with an image; only plans a known transform of a PIL image."""
     name = type(transform).__name__
     move = _MOVES.get(name)
     if move is not None and isinstance(image, PlannedImage) and not image.is_made:
         return move(transform, image)
     if not isinstance(image, Image.Image) or image.mode != "RGB" or not has_steps(transform) or not is_like_pillow():
         return transform(image)
-    planned = _plan(image)
+    planned = _as_planned(image)
     return transform(image) if planned.is_tensor else _COLOURS[name](transform, planned)
 
 
@@ -64,11 +64,11 @@ def has_steps(transform: Any) -> bool:
     if type(transform).__name__ == "AugMix":
         kind: Any = type(transform)
         fills = transform.fill is None or _parse_fill(transform.fill) is not None
-        return way in INTERPOLATIONS[:2] and fills and _notes_all(kind)
+        return way in INTERPOLATIONS[:2] and fills and _is_known_augmix(kind)
     return way == "nearest" and not getattr(transform, "expand", False) and type(transform).__name__ in _COLOURS
 
 
-def _plan(image: Image.Image) -> PlannedImage:
+def _as_planned(image: Image.Image) -> PlannedImage:
     """Returns a PIL image as a planned image."""
     return image if isinstance(image, PlannedImage) and not image.is_made else plan_pixels(np.asarray(image))
 
@@ -86,7 +86,7 @@ def _crop_and_resize(transform: Any, image: PlannedImage) -> Any:
 
 def _draw_crop(transform: Any, image: PlannedImage) -> tuple[int, int, int, int]:
     """Draws top, left, height and width, as the transform's ``get_params()`` does."""
-    if not _draws_alike(type(transform).get_params):
+    if not _draws_same_crops(type(transform).get_params):
         box: tuple[int, int, int, int] = transform.get_params(image, transform.scale, transform.ratio)
         return box
     drawn = _draw_fitting_crop(image, transform.scale, transform.ratio)
@@ -120,7 +120,7 @@ def _take_logarithms(*values: float) -> list[float]:
 
 
 @functools.cache
-def _draws_alike(get_params: Callable[..., Any]) -> bool:
+def _draws_same_crops(get_params: Callable[..., Any]) -> bool:
     """Tells if a function draws the crops of :func:`_draw_fitting_crop`, from as many numbers."""
     image = plan_pixels(np.zeros((32, 41, 3), np.uint8))
     with torch.random.fork_rng(devices=[]):
@@ -136,10 +136,10 @@ def _draws_alike(get_params: Callable[..., Any]) -> bool:
 
 
 def _mirror(transform: Any, image: PlannedImage) -> Image.Image:
-    return image.transpose(Transpose.FLIP_LEFT_RIGHT) if _happens(transform.p) else image
+    return image.transpose(Transpose.FLIP_LEFT_RIGHT) if _draw_chance(transform.p) else image
 
 
-def _happens(probability: float) -> bool:
+def _draw_chance(probability: float) -> bool:
     """Draws as ``torch.rand(1) < probability``, which compares in single precision."""
     return bool(torch.rand(1).item() < np.float32(probability))
 
@@ -162,7 +162,7 @@ def _turn_hue(image: PlannedImage, shift: float) -> PlannedImage:
 
 
 def _gray_at_random(transform: Any, image: PlannedImage) -> PlannedImage:
-    return _make_gray(transform, image) if _happens(transform.p) else image
+    return _make_gray(transform, image) if _draw_chance(transform.p) else image
 
 
 def _make_gray(transform: Any, image: PlannedImage) -> Any:
@@ -292,8 +292,8 @@ class _Chain:
 
 
 @functools.cache
-def _notes_all(kind: Callable[[], Any]) -> bool:
-    """Tells if this version of AugMix does nothing to a tensor that :class:`_Chain` does not know."""
+def _is_known_augmix(kind: Callable[[], Any]) -> bool:
+    """Tells if :class:`_Chain` supports everything that this version of AugMix does to a tensor."""
     image = plan_pixels(np.zeros((9, 11, 3), np.uint8))
     with torch.random.fork_rng(devices=[]):
         try:
@@ -321,7 +321,7 @@ def _recolour(code: Code, function: Callable[..., Any], image: Any, *values: Any
     if values and not (1 <= values[0] <= 8 if code == Code.POSTERIZE else abs(values[0]) <= MOST_FACTOR):
         # The engine does not support these values.
         return function(image, *values)
-    return _plan(image).recolour(code, *values, flags=AS_PILLOW)
+    return _as_planned(image).recolour(code, *values, flags=AS_PILLOW)
 
 
 def _pad(function: Callable[..., Any], image: Any, padding: Any, fill: Any = 0, padding_mode: str = "constant") -> Any:
@@ -369,7 +369,7 @@ STEP_TRANSFORMS = {*_COLOURS}
 
 @functools.cache
 def is_like_pillow() -> bool:
-    """Tells if the engine changes colours as this Pillow does, which on some processors rounds otherwise."""
+    """Tells if the engine changes colours as this Pillow, which rounds differently on some processors."""
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
     image, planned = Image.fromarray(noise), plan_pixels(noise)
     hue, *others = image.convert("HSV").split()

@@ -73,7 +73,7 @@ class TransformPlan:
     tables: dict[int, torch.Tensor | None] = field(default_factory=dict)
 
     def split(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Returns the user's transforms that the engine runs, and those from the first one that it does not run."""
+        """Splits the user's transforms into those that the engine runs and the rest."""
         count = 0
         for step, (_, role) in zip(self.given, self.steps, strict=True):
             if role is _Role.REST or (role is _Role.PLANNED and not _can_plan(step, takes_pil=self.takes_pil)):
@@ -108,35 +108,35 @@ class TransformPlan:
         if not together or not all(_is_known(step, _ERASING) for step in rest):
             for row in range(count):
                 try:
-                    value = _run_all(rest, self._convert([self._plan(batch.open(row))])[0])
+                    value = _run_all(rest, self._make_images([self._run_planned(batch.open(row))])[0])
                 except Exception as error:
-                    self._note(error, batch, row)
+                    self._add_notes(error, batch, row)
                     raise
                 yield value
             return
         images, patches = [], []
         for row in range(count):
             try:
-                image = self._plan(batch.open(row))
+                image = self._run_planned(batch.open(row))
                 is_planned = _is_planned(image)
                 erased = _run_all(rest, _Erased.of_size(image) if rest and is_planned else image)
             except Exception as error:
-                self._note(error, batch, row)
+                self._add_notes(error, batch, row)
                 raise
             images.append(image if is_planned else erased)
             patches.append(erased.patches if isinstance(erased, _Erased) else ())
-        for value, some in zip(self._convert(images), patches, strict=True):
+        for value, some in zip(self._make_images(images), patches, strict=True):
             for place, colour in some:
                 value[place] = colour
             yield value
 
-    def _note(self, error: Exception, batch: PlannedBatch, row: int) -> None:
+    def _add_notes(self, error: Exception, batch: PlannedBatch, row: int) -> None:
         """Adds notes to an exception of a transform: the record, and how to get PIL images."""
         if not self.takes_pil:
             note_need_of_pil(error, "a tensor")
         batch.note_record(error, row)
 
-    def _plan(self, image: Any) -> Any:
+    def _run_planned(self, image: Any) -> Any:
         """Calls the planned transforms; returns a planned image, or what they have made of its pixels."""
         if not self.takes_pil:
             image = image.as_tensor()
@@ -158,19 +158,19 @@ class TransformPlan:
                 delayed = []
         return image
 
-    def _convert(self, images: Sequence[Any]) -> list[Any]:
+    def _make_images(self, images: Sequence[Any]) -> list[Any]:
         """Makes planned images, those of one size in one block of memory."""
         results, forms = [*images], dict[Any, list[int]]()
         for number, image in enumerate(images):
             if _is_planned(image):
-                forms.setdefault(_form_of(image), []).append(number)
+                forms.setdefault(_shape_of(image), []).append(number)
         for numbers in forms.values():
-            for number, value in zip(numbers, self._make([images[n] for n in numbers]), strict=True):
+            for number, value in zip(numbers, self._make_images_of_size([images[n] for n in numbers]), strict=True):
                 results[number] = value
         return results
 
-    def _make(self, images: Sequence[PlannedImage]) -> Iterable[Any]:
-        """Makes planned images of one size and converts them."""
+    def _make_images_of_size(self, images: Sequence[PlannedImage]) -> Iterable[Any]:
+        """Makes planned images of one size, and converts them."""
         conversions = [step for step, role in self.steps if role is _Role.CONVERSION]
         if self.takes_pil and not conversions:
             return images
@@ -224,18 +224,18 @@ def plan_transform(transform: Any) -> TransformPlan | None:
         roles.append(role)
     if not takes_pil and roles[:1] != [_Role.PLANNED]:
         return None
-    called: list[Any] = [_see_through(step) if takes_pil else step for step in steps]
+    called: list[Any] = [_wrap_container(step) if takes_pil else step for step in steps]
     for number, role in enumerate(roles):
         if role is _Role.PLANNED and is_of_torchvision(type(called[number])):
             called[number] = partial(call_transform, called[number])
     return TransformPlan(tuple(zip(called, roles, strict=True)), takes_pil, tuple(steps))
 
 
-def _see_through(step: Any) -> Any:
-    """Returns a transform; a container of torchvision as a copy that calls its transforms by :func:`_call`."""
+def _wrap_container(step: Any) -> Any:
+    """Returns a transform; a container of torchvision as a copy that calls its transforms by :func:`_call_step`."""
     if not _is_known(step, _CONTAINERS):
         return step
-    inner = [partial(_call, _see_through(each)) for each in step.transforms]
+    inner = [partial(_call_step, _wrap_container(each)) for each in step.transforms]
     seen = copy.copy(step)
     # A module would refuse a list in place of a list of modules, and shares its modules with the user's object.
     vars(seen).update(
@@ -244,7 +244,7 @@ def _see_through(step: Any) -> Any:
     return seen
 
 
-def _call(step: Callable[[Any], Any], *images: Any) -> Any:
+def _call_step(step: Callable[[Any], Any], *images: Any) -> Any:
     """Calls a transform, of the user or torchvision's, with an image."""
     if len(images) == 1 and is_of_torchvision(type(step)):
         return call_transform(step, images[0])
@@ -348,7 +348,7 @@ class _Erased(torch.Tensor):
     @classmethod
     def of_size(cls, image: PlannedImage) -> _Erased:
         """Returns a stand-in for an image as a tensor ``(C, H, W)``."""
-        stand_in = torch.empty(_form_of(image), device="meta").as_subclass(cls)
+        stand_in = torch.empty(_shape_of(image), device="meta").as_subclass(cls)
         stand_in.patches = []
         return stand_in
 
@@ -365,7 +365,7 @@ def _is_planned(image: Any) -> bool:
     return isinstance(image, PlannedImage) and not image.is_made
 
 
-def _form_of(image: PlannedImage) -> tuple[int, ...]:
+def _shape_of(image: PlannedImage) -> tuple[int, ...]:
     """Returns number of channels, height and width, which are equal for rows of one tensor."""
     return image.source.channels, image.height, image.width
 

@@ -80,7 +80,7 @@ class Albumentations(Operation):
         return None
 
     @cached_property
-    def _copies(self) -> deque[Any]:
+    def _idle_pipelines(self) -> deque[Any]:
         """Copies of the pipeline that no thread uses."""
         return deque()
 
@@ -101,13 +101,14 @@ class Albumentations(Operation):
         """
         given, results = _Record(values, columns), dict(values)
         try:
-            pipeline = self._copies.pop()
+            # Threads share the deque, whose pop and append are atomic.
+            pipeline = self._idle_pipelines.pop()
         except IndexError:
             pipeline = _copy_with_targets(self.pipeline, columns, limits)
         generator = np.random.default_rng(derive_key(seed, 0))
         pipeline.set_random_state(generator, random.Random(derive_key(seed, 1)))
         done = pipeline(**given.make_arguments())
-        self._copies.append(pipeline)
+        self._idle_pipelines.append(pipeline)
         return results | given.read_results(done)
 
 

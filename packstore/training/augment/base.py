@@ -80,7 +80,7 @@ class Operation(CheckedArguments, ABC):
 
     @property
     def mixes_places(self) -> bool:
-        """True if copies of an image from different places are mixed, so that no box can follow. By default False."""
+        """True if copies of an image in different places are mixed, so that boxes cannot follow. By default False."""
         return False
 
     @property

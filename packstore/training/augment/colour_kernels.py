@@ -45,6 +45,7 @@ def adjust_hue(images: Tensor, shift: Tensor) -> Tensor:
     at = at - torch.where(at >= circle, circle, 0.0)
     parts = ((at - spread * 3).abs() - spread, *(spread * 2 - (at - spread * n).abs() for n in (2, 4)))
     shown = [low + torch.minimum(part.clamp(min=0), spread) for part in parts]
+    # The factor by which torchvision converts 0 … 1 to bytes, which are then truncated.
     return torch.stack(shown, 1).mul_((255 + 1.0 - 1e-3) / 255).to(torch.uint8)
 
 
@@ -94,6 +95,7 @@ def equalize(images: Tensor) -> Tensor:
     counts.scatter_add_(-1, flat, torch.ones_like(flat))
     below = counts.cumsum(-1)
     last = counts.gather(-1, below.argmax(-1, keepdim=True))  # of the highest value that occurs
+    # The pixels for each of 255 steps, without those of the highest value.
     unit = (pixels - last) // 255
     table = torch.nn.functional.pad((below[..., :-1] + unit // 2) // unit.clamp(min=1), (1, 0)).clamp_(0, 255)
     table = torch.where(unit > 0, table, torch.arange(256, device=images.device))

@@ -103,7 +103,7 @@ class RandomErasing(ProgramOperation):
         program, rows = new_program(len(draws), 1), np.flatnonzero(where)
         # Other images keep empty steps, which do nothing.
         if len(rows):
-            program[rows] = self._draw_box_of_each(draws[rows], size, count[rows], draw)
+            program[rows] = self._draw_box_steps(draws[rows], size, count[rows], draw)
         return program
 
     def _draw_fitting_sizes(self, draws: Draws, size: Size, count: Any, draw: int, first: int, attempts: int) -> Any:
@@ -119,7 +119,7 @@ class RandomErasing(ProgramOperation):
         chosen = fits.argmax(0)
         return *(pick_attempt(each, chosen).astype(np.int64) for each in (heights, widths)), fits.any(0)
 
-    def _draw_box_of_each(self, draws: Draws, size: Size, count: Any, draw: int) -> Program:
+    def _draw_box_steps(self, draws: Draws, size: Size, count: Any, draw: int) -> Program:
         """Draws a box for each image, and its values."""
         height, width = size
         tall, wide, has_box = self._draw_fitting_sizes(draws, size, count, draw, 0, 1)
@@ -173,14 +173,14 @@ class Cutout(ProgramOperation):
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         """Fills the squares; never waits for the device."""
-        rows = self._draw_covered(draws, images.shape[-2], 0)
-        columns = self._draw_covered(draws, images.shape[-1], 1)
+        rows = self._draw_square_masks(draws, images.shape[-2], 0)
+        columns = self._draw_square_masks(draws, images.shape[-1], 1)
         covered = (rows[:, :, None] & columns[:, None, :])[:, None]
         return torch.where(covered, fill_like(self.convert_colour(self.fill), images), images)
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
         """Draws the squares as boxes, clipped to images of ``size``."""
-        starts = [self._draw_start(draws, length, draw) for draw, length in enumerate(size)]
+        starts = [self._draw_square_starts(draws, length, draw) for draw, length in enumerate(size)]
         first = [start.clip(0) for start in starts]
         sides = [
             (start + self.size).clip(max=length) - at for start, at, length in zip(starts, first, size, strict=True)
@@ -188,13 +188,13 @@ class Cutout(ProgramOperation):
         colour = self.fill if isinstance(self.fill, list | tuple) else (self.fill,) * 3
         return step(len(draws), Code.ERASE, *first, *sides, *colour)
 
-    def _draw_start(self, draws: Draws, length: int, draw: int) -> Array:
+    def _draw_square_starts(self, draws: Draws, length: int, draw: int) -> Array:
         """Draws the first row or column of each square."""
         return draws.integers(length, draw) - self.size // 2  # negative if it exceeds the image
 
-    def _draw_covered(self, draws: Draws, length: int, draw: int) -> Tensor:
+    def _draw_square_masks(self, draws: Draws, length: int, draw: int) -> Tensor:
         """Draws which of ``length`` rows or columns each square covers, bool ``(B, length)``."""
-        start = self._draw_start(draws, length, draw)[:, None]
+        start = self._draw_square_starts(draws, length, draw)[:, None]
         place = torch.arange(length, device=draws.records.device)
         covered: Tensor = (place >= start) & (place < start + self.size)
         return covered

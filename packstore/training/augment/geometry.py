@@ -158,7 +158,7 @@ class CenterCrop(FixedSizeOperation):
         return images[..., top : top + rows, left : left + columns]
 
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
-        """Tells if no earlier crop is smaller, and any padding that is needed can follow ``before``."""
+        """Tells if no earlier crop is smaller, and the padding, if any is needed, can follow ``before``."""
         if not crop_composes_after(self._size_pair, before):
             return False
         return fits_after_resize(self._size_pair, before) or padding_composes_after(self, 0, before)
@@ -353,9 +353,10 @@ class RandomResizedCrop(FixedSizeOperation):
             )
             rows[left], columns[left], fit[left] = others
         if not here or not fit.all():
-            whole_rows, whole_columns = self._central_box(height, width)
+            whole_rows, whole_columns = self._find_central_size(height, width)
             rows, columns = where(fit, rows, whole_rows), where(fit, columns, whole_columns)
         spare = (np.stack if here else torch.stack)([height - rows, width - columns])
+        # Boxes that no attempt has drawn lie in the middle.
         top, left = where(fit, draws.integers(spare + 1, 2 * _ATTEMPTS, 2), spare // 2)
         size = join_columns([height * 0 + self._size_pair[0], width * 0 + self._size_pair[1]])
         boxes = join_columns(
@@ -383,7 +384,7 @@ class RandomResizedCrop(FixedSizeOperation):
     def samplings(self) -> set[int]:
         return sampling_indices(self.interpolation, self.antialias)
 
-    def _central_box(self, height: Array, width: Array) -> tuple[Array, Array]:
+    def _find_central_size(self, height: Array, width: Array) -> tuple[Array, Array]:
         """Returns height and width of the largest box in each image whose aspect ratio is in :attr:`ratio`."""
         low, high = self.ratio
         ratio = to_float64(width) / to_float64(height)

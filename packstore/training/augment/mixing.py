@@ -167,6 +167,7 @@ class BatchMixer(CheckedArguments):
                 share[mine] = beta(draws, mixer.alpha, 8)[mine]
         share = np.where(chance(draws, self.p, 1), share, 1.0)
         cuts = np.array([isinstance(mixer, CutMix) for mixer in self.mixers])[chosen] & (share < 1)
+        # The box has the area 1 - share before it is cut off at the border.
         half = 0.5 * np.sqrt(1.0 - share)
         sides = [(half * length).astype(np.int64) for length in size]
         middle = [draws.integers(length, 8 + 2 * GAMMA_DRAWS + n) for n, length in enumerate(size)]

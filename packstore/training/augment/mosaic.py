@@ -77,11 +77,13 @@ class Mosaic(CheckedArguments):
         tiles = []
         for row in range(count):
             if not happens[row]:
+                # The image alone, in the middle.
                 height, width = sizes[row].tolist()
                 tiles.append([(row, (self.size[0] - height) // 2, (self.size[1] - width) // 2)])
                 continue
             y, x = int(points[0][row]), int(points[1][row])
             sources = [row, *others[row].tolist()]
+            # Images above the point end there, others begin there; likewise those before it.
             corners = ((above, before) for above in (True, False) for before in (True, False))
             tiles.append(
                 [

@@ -44,7 +44,7 @@ def find_generators(fn: Callable[..., Any]) -> list[Any]:
 def seed_generators(generators: list[Any], seed: int) -> None:
     """Seeds generators, each with its own number."""
     for number, generator in enumerate(generators):
-        own = derive_key(seed, number) & 0xFFFFFFFF
+        own = derive_key(seed, number) & 0xFFFFFFFF  # the most that numpy's RandomState takes
         if isinstance(generator, np.random.Generator):
             generator.bit_generator.state = type(generator.bit_generator)(own).state
         elif isinstance(generator, torch.Generator):

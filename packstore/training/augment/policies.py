@@ -60,6 +60,7 @@ def compute_magnitudes(name: str, bins: int, size: Size, policy: str) -> Magnitu
         return None
     if name == "Posterize":
         bits = 8 - (torch.arange(bins) / ((bins - 1) / {"wide": 6, "auto": 4, "mix": 4}[policy])).round()
+        # AugMix keeps at most 4 bits.
         return (bits - 4 if policy == "mix" else bits).double().numpy()
     if name == "Solarize":
         return torch.linspace(1.0, 0.0, bins, dtype=torch.float32).double().numpy()

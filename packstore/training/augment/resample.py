@@ -170,7 +170,7 @@ def resize_by_products(images: Tensor, box: Tensor, size: Size, sampling: str = 
         wide = part.double() if part.dtype in (torch.float64, torch.int32) else part.float()
         rows = resize_weights(boxes[:, 0], boxes[:, 2], images.shape[-2], size[0], sampling).to(wide.dtype)
         columns = resize_weights(boxes[:, 1], boxes[:, 3], images.shape[-1], size[1], sampling).to(wide.dtype)
-        with _full_precision(images.device.type):
+        with _without_autocast(images.device.type):
             if sampling == "bilinear" or images.dtype != torch.uint8:
                 product = torch.matmul(torch.matmul(rows[:, None], wide), columns[:, None].mT)
             else:  # torch's kernels resize horizontally first, and clip to bytes after that step
@@ -185,7 +185,7 @@ def resize_by_products(images: Tensor, box: Tensor, size: Size, sampling: str = 
     return result.contiguous(memory_format=torch.channels_last) if is_channels_last(images) else result
 
 
-def _full_precision(device: str) -> AbstractContextManager[object]:
+def _without_autocast(device: str) -> AbstractContextManager[object]:
     """Returns a context without autocast."""
     # Half precision would make pixels wrong by more than one.
     known = torch.amp.autocast_mode.is_autocast_available(device)

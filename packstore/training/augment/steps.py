@@ -107,7 +107,7 @@ def as_operations(augment: Any, use: str = "use ") -> tuple[Any, ...]:
     """
     if isinstance(augment, str):
         augment = _recipe_or_policy(augment)
-    if _is_sequence(augment) or callable(augment):
+    if _is_sequential(augment) or callable(augment):
         augment = [augment]
     if getattr(augment, "views", None) is not None:
         raise UsageError(
@@ -122,7 +122,7 @@ def as_operations(augment: Any, use: str = "use ") -> tuple[Any, ...]:
             from packstore.training.augment.auto_augment_tables import make_timm_augment
 
             flat.append(make_timm_augment(operation))
-        elif _is_sequence(operation):
+        elif _is_sequential(operation):
             parts = operation if isinstance(operation, torch.nn.Sequential) else operation.transforms
             flat += as_operations(list(parts), use)
         else:
@@ -148,7 +148,7 @@ def _recipe_or_policy(name: str) -> list[Any]:
         raise UsageError(f"{error}; or a policy of timm, such as rand-m9-mstd0.5") from None
 
 
-def _is_sequence(operation: Any) -> bool:
+def _is_sequential(operation: Any) -> bool:
     """Tells if an operation is torch's ``Sequential``, or ``Compose`` of packstore or torchvision."""
     kind = type(operation)
     ours = kind.__module__ == "packstore.training.augment.logic"

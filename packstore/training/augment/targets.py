@@ -92,7 +92,7 @@ class Placement:
         return self._trace_axis(1)
 
     def _trace_axis(self, axis: int) -> Numbers:
-        """Returns the source row (``axis`` 0) or column (1) of those of the results; -1 for constant padding."""
+        """Maps rows (``axis`` 0) or columns (1) of the results to those of the images; -1 for constant padding."""
         length = int(self.sizes[:, axis].max(initial=0))
         places = np.broadcast_to(np.arange(length), (len(self.sizes), length))
         # From the last move to the first: between them an image may be far larger than the result shows.
@@ -252,7 +252,7 @@ def place_points(placement: Placement, points: Floats, rows: Numbers) -> Floats:
 
 
 def _trace_move(move: Move, axis: int, place: Numbers) -> Numbers:
-    """Maps rows (``axis`` 0) or columns (1) of a move's result, int64 ``(B, n)``, to its input; padding to -1."""
+    """Maps rows (``axis`` 0) or columns (1) after a move to those before it; -1 for constant padding."""
     crops = move.crops
     start, length = crops.box[:, [axis]], crops.box[:, [2 + axis]]
     resized, window = crops.size[:, [axis]], crops.window[:, [2 + axis]]

@@ -107,6 +107,7 @@ class Cut(NamedTuple):
         if not other.resizes:
             tall, wide = other.window[2:]
             down, across = other.box[0] + other.window[0], other.box[1] + other.window[1]
+            # Without a second resize, only the window changes.
             pads, fill = self.pads, self.fill
             if min(down, across) < 0 or down + tall > height or across + wide > width:
                 # The second cut exceeds the first window: the source may have pixels there, or other padding.
@@ -118,6 +119,7 @@ class Cut(NamedTuple):
             return self._replace(window=window, flip=self.flip != other.flip, pads=pads, fill=fill)
         if self.resizes or self.reaches_out:
             return None
+        # The second box, in pixels of the source.
         y, x, rows, columns = other.box
         x = self.box[1] + left + _unmirror_left(x, columns, width, self.flip)
         box = self.box[0] + top + y, x, rows, columns

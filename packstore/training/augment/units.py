@@ -50,6 +50,7 @@ class Units:
         count = len(self.scale)
         each = tuple(colour) if isinstance(colour, list | tuple) else (colour,) * count
         if len(each) == 3 and len({*each}) == 1:
+            # A gray colour fits any number of channels.
             each = each[:1] * count
         if len(each) != count:
             raise UsageError(

@@ -35,6 +35,7 @@ class View:
 
     def derive_seed(self, seed: int) -> int:
         """Derives the seed of this view's random numbers from the loader's ``seed`` and the view's name."""
+        # Not hash(), which differs between processes.
         return derive_key(seed, int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8], "big"))
 
     def all_crop_ids(self, ids: Array) -> Array:
