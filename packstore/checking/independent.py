@@ -39,10 +39,10 @@ def count_independently(path: Path) -> dict[str, int]:
     """Counts the files at ``path`` by suffix (see :func:`suffix_of`), or the files in an archive at ``path``.
 
     Outside archives also counts the rows of Parquet and HDF5 files, under :data:`ROWS`. For a tar inside a tar, counts
-    its content instead. Counts a name that occurs twice in an archive once.
+    its content instead. Counts a name that occurs twice in an archive once. Memory is 8 bytes an entry; for zip, some
+    600 bytes in :mod:`zipfile`.
 
-    Memory is 8 bytes an entry; for zip, some 600 bytes in :mod:`zipfile`. Raises :class:`SourceError` if a library
-    finds damage.
+    Raises :class:`SourceError` if a library finds damage.
     """
     try:
         if path.is_dir():

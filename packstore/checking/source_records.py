@@ -117,15 +117,14 @@ class Donor(SourceRecords):
         self._question: AmbiguousSourceError | None = None  # about a sample of the source
 
     def locate_samples(self, wanted: Iterable[tuple[int, Any, Sequence[int]]], progress: ProgressCallback) -> None:
-        """Finds and keeps a sample for each damaged record. A record without a sample raises no error here.
+        """Finds and keeps a sample for each damaged record; a record without a sample raises no error here.
 
         Looks for the record's key first. If row checksums are known, the sample with this key must have one of them.
-
         Then computes the row checksums of all samples, for the records that have no sample yet. Stops after the last
         match.
 
-        ``wanted``: number of each record; its present key, None if that cannot be read; and the row checksums that it
-        may have, none if only its image is damaged or if the store has no row checksums.
+        ``wanted`` has the number of each record; its present key, or None if that cannot be read; and the row checksums
+        that it may have. There are none of these if only its image is damaged, or the store has no row checksums.
         """
         by_key: dict[int, list[tuple[int, Sequence[int]]]] = {}
         rows: dict[int, int] = {}
@@ -203,7 +202,7 @@ class Donor(SourceRecords):
     def make_fields(self, entry: Entry) -> dict[str, Any]:
         """Makes a record's values of all columns but the image from a sample; None for those that it does not have.
 
-        Encodes the image for the column ``shape``. If the source is a store, takes columns that its samples lack
+        Encodes the image to know the column ``shape``. If the source is a store, columns that its samples lack come
         directly from that store. Raises :class:`LostRecordError` if the sample cannot be read.
         """
         labels = dict(zip((c.name for c in self.survey.labels), entry.labels, strict=True))

@@ -97,8 +97,8 @@ def is_crowd_name(name: str) -> bool:
 def find_crowd_column(columns: Sequence[Column]) -> tuple[Column, str] | None:
     """Returns the column that flags crowd regions, and the name of the column of their boxes; None if there is none.
 
-    By its name it may be a foreign one: ``objects_is_crowd`` of TFDS, whose numbers do not say which boxes they
-    describe. These are the only boxes of the store.
+    A foreign column is known by its name, such as ``objects_is_crowd`` of TFDS. Its numbers then describe the only
+    boxes of the store.
     """
     boxes = [column.name for column in columns if column.traits.rows_are_objects]
     for column in columns:
@@ -130,11 +130,10 @@ def find_class_column(columns: Sequence[Column], objects: str | None) -> Column 
 
 
 def read_row_classes(column: Column, columns: Sequence[Column], read: Callable[[str], Any]) -> RowClasses | None:
-    """Reads the classes of a value's rows, from the first column of class numbers that describe the rows of ``column``.
-    Also reads which rows are crowds.
+    """Reads the classes of a value's rows, and which rows are crowds; None if no column has them.
 
-    Returns None if there is no such column, or if ``read`` returns None. ``read`` returns the value of a column by
-    name.
+    The classes are in the first column of class numbers that describe the rows of ``column``. ``read`` returns the
+    value of a column by name; if that is None, the result is None.
     """
     class_column = find_class_column(columns, column.name)
     numbers = None if class_column is None else read(class_column.name)

@@ -206,9 +206,9 @@ class CorruptRecordError(StoreError):
 
 
 def printable(text: str) -> str:
-    """Escapes control characters, newlines and undecodable bytes. Terminals show the result safely.
+    """Escapes control characters, newlines and undecodable bytes, so that a terminal can show the result safely.
 
-    File names come from strangers; a newline or an escape sequence in a name must not forge a line of a report.
+    File names come from strangers: a newline or an escape sequence in a name must not forge a line of a report.
     Replaces Python's text on numbers with too many digits, which gives advice for programmers.
     """
     if "set_int_max_str_digits" in text:

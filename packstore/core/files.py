@@ -130,10 +130,9 @@ def file_size_limit() -> int | None:
 
 @contextmanager
 def beyond_standard_streams() -> Iterator[None]:
-    """Keeps files that are opened in the block off the descriptors 0 to 2.
+    """Keeps files that are opened in the block off the descriptors 0 to 2, which a process may have closed.
 
-    A process may have closed these. Then printed text (C libraries write warnings to descriptor 2) would end up in the
-    store.
+    Otherwise printed text would end up in the store: C libraries write warnings to descriptor 2.
     """
     held: list[int] = []
     try:

@@ -334,10 +334,10 @@ def take_options(options: type[Made], arguments: Mapping[str, Any]) -> Made:
 
 
 def whole_number(name: str, value: Any, least: int | None = 1) -> int:
-    """Converts ``value`` to an ``int``. A ``least`` of None allows any number.
+    """Converts ``value`` to an ``int``; accepts numpy's whole numbers. A ``least`` of None allows any number.
 
-    Raises :class:`UsageError` for a bool, for a float (also 3.0), for anything else that is no ``int``, and for a
-    number below ``least`` or of more than 64 bits. Accepts numpy's whole numbers.
+    Raises :class:`UsageError` for a bool, a float (also 3.0) and anything else that is no ``int``, and for a number
+    below ``least`` or of more than 64 bits.
     """
     try:
         # True is 1 in Python, but no number of workers.
@@ -357,8 +357,8 @@ def check_numbers(
 ) -> None:
     """Checks all numbers in ``value``, at any depth of lists, tuples and mappings of up to 1,000 values.
 
-    Raises :class:`UsageError` for NaN and infinity, and for numbers beyond ``most`` on either side. Unless allowed,
-    raises it for a bool where a number is meant, and for a text. ``wanted`` says in the message what is meant.
+    Raises :class:`UsageError` for NaN and infinity, for numbers beyond ``most`` on either side, and, unless allowed,
+    for bools and texts. ``wanted`` says in the message what is meant.
     """
     for each in _iterate_values(value):
         wanted = wanted if each is value else "numbers"
@@ -425,10 +425,10 @@ def convert_size(size: int | str | None) -> int | None:
 
 
 def parse_bytes(text: str, least_bare: int = 1000) -> int:
-    """Parses a number of bytes, such as ``500MB``, ``1.5GiB`` or ``4096``. Drops the fraction of a byte.
+    """Parses a number of bytes, such as ``500MB``, ``1.5GiB`` or ``4096``; drops the fraction of a byte.
 
-    Raises :class:`UsageError` for any other text, and for more than 30 digits. Raises it also for a number without a
-    unit below ``least_bare``, except 0: the unit was probably forgotten.
+    Raises :class:`UsageError` for any other text, for more than 30 digits, and for a number below ``least_bare``
+    without a unit, except 0: the unit was probably forgotten.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", text.strip().lower(), re.ASCII)
     if match is None or match[2] not in _UNITS:

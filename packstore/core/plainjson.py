@@ -47,8 +47,11 @@ def parse_float64(text: str) -> float:
 
 
 def find_long_number(data: str | bytes) -> str:
-    """Finds a number with more digits than Python converts, which is a matter of time and no fault of the data. Returns
-    words for it, that follow the name of the data; ``""`` if there is none."""
+    """Finds a number with more digits than Python converts; returns words for it that follow the name of the data, or
+    ``""``.
+
+    Python refuses such numbers because of the time they take: they are no fault of the data.
+    """
     most = sys.get_int_max_str_digits()
     text = data if isinstance(data, str) else data.decode("latin-1")
     found = re.search(rf"\d{{{most + 1},}}", text, re.ASCII) if most else None

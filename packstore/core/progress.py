@@ -82,8 +82,10 @@ def progress_callback(progress: bool | ProgressCallback, *, count_stages: bool =
 
 
 def active_progress() -> ProgressCallback:
-    """Returns the callback of the enclosing :func:`progress_callback` of this thread, for work deep within a call. It
-    ignores reports without such a block."""
+    """Returns the callback of this thread's :func:`progress_callback` block, for work deep within a call.
+
+    Without such a block, the callback ignores reports.
+    """
     return _active.get()
 
 

@@ -120,10 +120,10 @@ def append(arguments: AppendArguments) -> AppendReport:
 def append_source(
     store: Path, source: Path, options: AppendOptions, progress: ProgressCallback, started: float | None = None
 ) -> AppendReport:
-    """Runs :func:`append` with its options: plans, packs and publishes. Resumes an interrupted run.
+    """Runs :func:`append` with its options: plans, packs and publishes.
 
-    If an interrupted run of the same request had published, returns a report without new records. If this run fails,
-    its work directory keeps the packed records for the next run. At a URL, plans again if others publish first.
+    Resumes an interrupted run. If that run had published already, returns a report without new records. If this run
+    fails, its work directory keeps the packed records for the next run. At a URL, plans again if others publish first.
     ``started``: ``time.monotonic`` at the start; None for now.
     """
     started = time.monotonic() if started is None else started

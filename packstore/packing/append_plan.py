@@ -89,12 +89,11 @@ def plan_append(
     progress: ProgressCallback = no_progress,
     place: Path | None = None,
 ) -> AppendPlan:
-    """Plans an append: opens source and store, compares columns, classes and keys. Writes nothing.
+    """Plans an append: opens source and store, and compares columns, classes and keys.
 
-    The caller closes the plan's source. Reads no keys if ``on_duplicate`` is ``unchecked``. If it is ``raise``, reads
-    the samples whose keys the store has. The :class:`SourceError` then says how many of them have the same content.
-
-    ``place``: path at which the samples will be packed; None for a dry run.
+    Writes nothing. The caller closes the plan's source. ``place`` is the path at which the samples will be packed; None
+    for a dry run. With ``on_duplicate="unchecked"``, no keys are read. With ``raise``, the :class:`SourceError` says
+    how many of the samples whose keys the store has already are equal to the store's.
     """
     if source.resolve() == store.resolve():  # for a URL, the URL itself
         raise UsageError(f"{printable(str(store))} cannot be appended to itself")

@@ -189,8 +189,8 @@ def resolve_uniform_shape(
 ) -> tuple[int, ...] | None:
     """Returns the shape ``(H, W, C)`` of all records, or None if they may differ.
 
-    If only the images can tell, decodes a few samples and assumes that all have their shape. Returns None if all of
-    these are bad. Raises :class:`UsageError` if the encoding needs one shape and the samples' shapes differ.
+    If only the images can tell, decodes a few samples and assumes that all have their shape; None if all of these are
+    bad. Raises :class:`UsageError` if the encoding needs one shape, but the shapes of the samples differ.
     """
     layout = ENCODINGS[encode.encoding].layout
     if layout is None:

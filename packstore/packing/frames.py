@@ -36,7 +36,7 @@ def frame_of_pixels(upright: bool, kind: str) -> str:
 def state_frames(survey: Survey, upright: bool) -> Survey:
     """Returns the survey with the frame of each column that moves with the image: upright or stored.
 
-    Columns of a store that keeps no EXIF, or whose frame is unknown and will not change, keep the frame of that store.
+    Columns of a store keep its frame if the store keeps no EXIF, or if their frame is unknown and will not change.
     Arrays have no orientation, so their frame is unknown.
     """
     arrays = survey.store is None and survey.encoding != "original"

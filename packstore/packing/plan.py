@@ -311,11 +311,10 @@ def check_new_store(destination: Path, options: ConvertOptions) -> None:
 
 
 def options_to_record(plan: Plan) -> dict[str, str | int | float | bool | None]:
-    """Returns the options that shaped the records, as the manifest stores them. :func:`restore_encode_options` reads
-    them.
+    """Returns the options that shaped the records, as the manifest stores them for :func:`restore_encode_options`.
 
-    If the source is a store and nothing is resized, takes over its options of size. Takes over its split unless one is
-    named. If the records stay unchanged, takes over quality and ``progressive``, too.
+    If the source is a store, options of that store are taken over: those of size if nothing is resized, its split
+    unless one is named, and quality and ``progressive`` if the records stay unchanged.
     """
     encode, size, store = plan.encode, plan.encode.size, plan.survey.store
     asked, kept = plan.options.column_answers, {} if store is None else read_column_answers(store)

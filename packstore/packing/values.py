@@ -186,7 +186,7 @@ _EIGHT_BITS = "--depth scale, clip or window:LO,HI (8 bits, of all columns)"
 class FileChecks:
     """Checks image files in columns beside the main image. Call it with a sample's values. Thread-safe.
 
-    Finds files with a damaged header or end. Finds files that would lose something (depth, channels, alpha, frames)
+    Finds files with a damaged header or end, and files that would lose something (depth, channels, alpha, frames)
     without an option that allows it. Checks nothing if ``check`` is ``none``, and no files of a store that will be read
     in the same mode.
     """

@@ -220,12 +220,12 @@ def _open_files(
 
 
 def find_described_folder(file: Path, options: SourceOptions, named: Kind | None) -> tuple[Path, SourceOptions] | None:
-    """Finds the folder that an annotation file describes: the file's own folder or the folder above.
+    """Finds the folder that an annotation file (``data.yaml``, ``instances_train.json``) describes: its own or the one
+    above.
 
-    Such a file is ``data.yaml``, ``captions.csv`` or ``instances_train.json``. Opens each folder as a source, and asks
-    the source for its describing files. Returns the folder and its options, which ignore the siblings of ``file``.
-    Siblings have the same suffix or a similar one (``.json`` and ``.jsonl``). Returns None if the file describes no
-    folder, is at a URL, or has more than 256 siblings.
+    Opens each folder as a source, and asks the source for its describing files. Returns the folder, and options that
+    ignore other files beside ``file`` with the same suffix or a similar one (``.json`` and ``.jsonl``). Returns None if
+    the file describes no folder, is at a URL, or has more than 256 such files beside it.
     """
     if isinstance(file, UrlPath) or file.suffix.lower() not in DESCRIBING or not file.is_file():
         return None

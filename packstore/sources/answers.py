@@ -185,7 +185,7 @@ class _Trial:
         """Yields the answers that work, each with its note and outcome.
 
         If an answer leads to a question that was not ``asked``, yields the answers to both together, up to three in a
-        row. If it is another path whose question offers paths again, yields the answer itself.
+        row. An answer with another path, whose own question offers paths again, is yielded as it is.
         """
         for answer in answers:
             if answer.options[:1] == _UNTRIED:

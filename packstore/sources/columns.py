@@ -142,9 +142,8 @@ class LabelTexts:
     def decide_classes(self, *, coded: bool = False, order: Collection[str] = ()) -> tuple[str, ...] | None:
         """Returns the names of the classes: all of ``order`` if it contains every text, else the sorted texts.
 
-        Returns None if there are no texts, or if a text cannot be a class. Also returns None if more than half of the
-        rows have different texts. If ``coded``, any share may differ: the texts are stored as numbers of a
-        dictionary's entries.
+        Returns None if there are no texts, if a text cannot be a class, or if more than half of the rows have different
+        texts. Any share may differ if the texts are ``coded``: stored as numbers of a dictionary's entries.
         """
         if not self._names or (2 * len(self._names) > self.rows and not coded):
             return None

@@ -134,9 +134,11 @@ class CompanionPattern:
         return tail.removeprefix("/")
 
     def matches_file(self, path: str) -> bool:
-        """Tells if a file may belong to an image, by its path. If the pattern of images matches it too, the folder
-        nearer to the top decides (``masks/images/a.png``), then the longer pattern: with ``{s}_RGB.png={s}.png``,
-        ``a_RGB.png`` is an image."""
+        """Tells if a file may belong to an image, by its path.
+
+        The pattern of images may match it, too. Then the folder nearer to the top decides (``masks/images/a.png``),
+        then the longer pattern: with ``{s}_RGB.png={s}.png``, ``a_RGB.png`` is an image.
+        """
         found = self._of_file.fullmatch(path)
         if found is None or not self._may_end(path):
             return False

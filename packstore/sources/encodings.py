@@ -110,11 +110,13 @@ def convert_start(start: bytes) -> bytes:
 
 
 def to_utf8(data: bytes, encoding: str | None, shown: str) -> bytes:
-    """Converts a text to UTF-8: from UTF-16, from the encoding that XML declares, or from ``encoding``. UTF-8 stays as
-    it is. A text with NUL bytes is not UTF-8 if ``encoding`` is given. ``shown`` names the file in messages.
+    """Converts a text to UTF-8: from UTF-16, from the encoding that XML declares, or from ``encoding``.
 
-    Raises :class:`AmbiguousSourceError` for other bytes if ``encoding`` is None. Raises :class:`SourceError` for a text
-    that is neither UTF-8 nor in ``encoding``.
+    UTF-8 stays as it is, but a text with NUL bytes is not UTF-8 if ``encoding`` is given. ``shown`` names the file in
+    messages.
+
+    Raises :class:`AmbiguousSourceError` for other bytes if ``encoding`` is None, and :class:`SourceError` for a text
+    that is not in ``encoding`` either.
     """
     text, fault = try_utf8(data, encoding, shown)
     if fault is not None:

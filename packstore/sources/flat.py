@@ -30,8 +30,10 @@ _TABLES = (".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".json", ".parquet")
 class FlatSource(ImageFolderSource):
     """Images directly in a folder, sorted by name, without labels.
 
-    If the folder has only one folder of images, with a generic name (``images``), its images are the samples. If it has
-    only folders of images, those at any depth are. Without images, ``.npy`` files are the images."""
+    - If the only folder of images in the folder has a generic name (``images``), its images are the samples.
+    - If the folder has only folders of images, images at any depth are the samples.
+    - Without images, ``.npy`` files are the images.
+    """
 
     kind = "flat"
     left_images = "images in subfolders"
@@ -59,12 +61,14 @@ class FlatSource(ImageFolderSource):
 
 
 class LabelledSource(ListedSource):
-    """Images of a folder, at any depth, in the order of a labels file: a table with the columns ``file``, ``label`` and
-    optionally ``split``.
+    """Images of a folder, at any depth, in the order of a labels file.
 
-    If all labels are whole numbers, they are class numbers without names. Otherwise all are names of classes, numbered
-    in sorted order. Opening reads the table, and raises :class:`SourceError` for a malformed row, and for an image with
-    two labels. Listing raises it for a missing image."""
+    The labels file is a table with the columns ``file``, ``label`` and optionally ``split``. If all labels are whole
+    numbers, they are class numbers without names. Otherwise all are names of classes, numbered in sorted order.
+
+    Opening reads the table, and raises :class:`SourceError` for a malformed row, and for an image with two labels.
+    Listing raises it for a missing image.
+    """
 
     kind = "flat"
     left_images = "images that the labels file does not name"

@@ -469,10 +469,10 @@ def walk_images(tree: Tree, folder: str, skip_cycles: bool = True) -> Iterator[s
 
 
 def has_path(tree: Tree, base: str, name: str, *, check_content: bool = False) -> bool:
-    """Tells if the folder ``base`` of a tree holds a file or folder; ``a|b`` is either, and ``*`` any text in a name. A
-    path that cannot be reached is missing, and so is ``*/a`` among more than 64 folders.
+    """Tells if the folder ``base`` of a tree holds a file or folder; ``a|b`` is either, and ``*`` any text in a name.
 
-    ``check_content``: a ``.mat`` file counts only if it begins like one.
+    A path that cannot be reached is missing, and so is ``*/a`` among more than 64 folders. With ``check_content``, a
+    ``.mat`` file only counts if it begins like one.
     """
     for each in name.split("|"):
         path, (top, _, rest) = join(base, each), each.partition("/")

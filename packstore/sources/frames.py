@@ -42,9 +42,9 @@ _CLIP = "clip"
 class FrameFilesSource(WrappedSource):
     """Base of sources that read single frames of another source's image files.
 
-    The first use, not the constructor, reads all files once: counts frames, and finds the mode that holds all frames. A
-    survey refuses a source without image files. The first use refuses frames that no mode holds. ``Entry.ref`` ends
-    with a tuple of the wrapped source's entries.
+    The first use, not the constructor, reads all files once: it counts frames, finds the mode that holds all frames,
+    and refuses frames that no mode holds. A survey refuses a source without image files. ``Entry.ref`` ends with a
+    tuple of the wrapped source's entries.
     """
 
     def __init__(self, source: Source, frames: str) -> None:

@@ -156,9 +156,11 @@ class ImageFolderSource(FolderSource):
         )
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """Yields the images of one split, or of all, class by class. Uses the listings that the last survey kept, and
-        lists other directories again. The call itself, not its first image, raises the errors of
-        :meth:`_list_split_folders` and :meth:`_choose_folders`."""
+        """Yields the images of one split, or of all, class by class.
+
+        Uses the listings that the last survey kept, and lists other directories again. Errors of
+        :meth:`_list_split_folders` and :meth:`_choose_folders` are raised by the call itself, not at the first image.
+        """
         folders = self._list_split_folders(Counter(), split)
         chosen = self._choose_folders(folders, split)
         numbers = {name: number for number, name in enumerate(_list_classes(folders))}

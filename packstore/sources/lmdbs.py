@@ -127,9 +127,11 @@ class LmdbSource(RowSource):
 
     @classmethod
     def find_databases(cls, path: Path) -> list[tuple[str, Path]]:
-        """Finds split and path of the LMDBs at a path, in packing order; returns ``[]`` if there are none. A path that
-        is an LMDB itself has the split ``""``. Of several LMDBs, each must have a split of its own in its name: else
-        raises :class:`AmbiguousSourceError`."""
+        """Finds split and path of the LMDBs at a path, in packing order; returns ``[]`` if there are none.
+
+        A path that is an LMDB itself has the split ``""``. Raises :class:`AmbiguousSourceError` unless each of several
+        LMDBs has a split of its own in its name.
+        """
         databases = [("" if each == path else find_split(each.name), each) for each in _find_lmdbs(path)]
         if len(databases) > 1 and len({split for split, _ in databases} - {""}) != len(databases):
             raise AmbiguousSourceError(
@@ -280,11 +282,12 @@ class _Datum(NamedTuple):
 
 
 class CaffeSource(LmdbSource):
-    """LMDBs of Caffe, whose values are ``Datum`` messages (``caffe.proto``). Keys and order are those of the LMDB.
+    """LMDBs of Caffe, whose values are ``Datum`` messages (``caffe.proto``), with the keys and order of the LMDB.
 
-    A message has an image file, or pixels as channels x height x width in the order blue, green, red; red first if the
-    LMDB has ``cifar`` in its name. A message without a label has class 0. Messages of floating-point numbers are bad
-    samples. So are pixels of other than 1 or 3 channels."""
+    A message has an image file, or pixels as channels x height x width. Pixels are in the order blue, green, red, or
+    red first if the LMDB has ``cifar`` in its name. A message without a label has class 0. Floating-point numbers, and
+    pixels of other than 1 or 3 channels, are bad samples.
+    """
 
     kind = "caffe"
 

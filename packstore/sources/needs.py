@@ -129,10 +129,10 @@ _BEGINNINGS = sorted(
 
 
 class PresentNames:
-    """Names of the files and folders at a path, for comparison with :data:`NEEDS`. The path is listed once, and not at
-    all if it is a file but no archive.
+    """Names of the files and folders at a path, for comparison with :data:`NEEDS`.
 
-    If the path cannot be listed, or has too many suffixes to know all of them, every kind may match.
+    The path is listed once, but never if it is a file and no archive. Every kind may match if the path cannot be
+    listed, or has too many suffixes to know all of them.
     """
 
     def __init__(self, path: Path, given: Iterable[str] = ()) -> None:

@@ -137,8 +137,8 @@ def sample(items: Sequence[Item], count: int) -> Sequence[Item]:
 def list_affixes(name: str) -> Sequence[tuple[Affix, str]]:
     """Returns the possible affixes of a name, each with the common part, which has a letter or digit.
 
-    Behind the common part, digits become ``*``; before it there are none, since those count. A short number that is all
-    of the affix but a word is kept, too.
+    Digits behind the common part become ``*``. There are none before it, because those count samples. A short number
+    that is all of the affix but a word is kept, too.
     """
     stem, dot, suffix = name.rpartition(".")
     if not stem or len(name) > _LONGEST or not name.isprintable() or {*"*{="} & {*name}:
@@ -274,9 +274,13 @@ class Relation:
 
     @property
     def holds(self) -> bool:
-        """True if enough names pair up for the relation to be no chance. That is two pairs or more, of different
-        names, a third of the images and half of the other files; or all of the images in a folder and a quarter of
-        other images; or all files of another folder.
+        """True if enough names pair up for the relation to be no chance.
+
+        One of these is enough:
+
+        - two pairs or more, of different names, a third of the images and half of the other files
+        - all of the images in a folder and a quarter of other images
+        - all files of another folder
         """
         count, within = len(self.pairs), self.folders is None
         places = {image.rpartition("/")[0] for image, _ in self.pairs}

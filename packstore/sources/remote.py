@@ -77,11 +77,11 @@ class Bucket:
         return children
 
     def find_object(self, name: str) -> ObjectInfo | None:
-        """Returns the object of a name, or None for a directory. Uses the listing of the directory above if it is
-        cached, else requests for this name.
+        """Returns the object of a name, or None for a directory.
 
-        Raises :class:`FileNotFoundError` if there is neither, and :class:`RemoteError` if the store cannot be reached.
-        Raises :class:`UsageError` if there is no object, and the store cannot list directories.
+        Uses the listing of the directory above if it is cached, else requests for this name. Raises
+        :class:`FileNotFoundError` if there is neither object nor directory, :class:`RemoteError` if the store cannot be
+        reached, and :class:`UsageError` if there is no object and the store cannot list directories.
         """
         # Users who may read a folder may not be allowed to list the folder above.
         parent, _, last = name.rpartition("/")

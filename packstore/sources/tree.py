@@ -203,14 +203,12 @@ class Tree(ABC):
         ignored: Counter[str] | None = None,
         skip_cycles: bool = False,
     ) -> Iterator[tuple[str, Listing]]:
-        """Yields path and listing of the directory ``top`` and of all below it.
+        """Yields path and listing of the directory ``top`` and of all below it, in the order of ``sorted(os.walk(…))``.
 
-        ``above`` identifies the directories above ``top``. The order is that of ``sorted(os.walk(…))``. Adds the number
-        of left entries to ``ignored``, by reason.
+        ``above`` identifies the directories above ``top``. Adds the number of left entries to ``ignored``, by reason.
 
-        Raises :class:`SourceError` for a cycle: a link to a directory above it. With ``skip_cycles``, yields
-        :meth:`Listing.of_cycle` with the path of the link's parent instead. Raises :class:`SourceError` also for a
-        directory that cannot be listed.
+        Raises :class:`SourceError` for a directory that cannot be listed, and for a cycle: a link to a directory above
+        it. With ``skip_cycles``, a cycle yields :meth:`Listing.of_cycle`, with the path of the link's parent, instead.
         """
         # A directory sorts after its parent: the smallest waiting one sorts before all that will be found later.
         waiting: list[tuple[str, tuple[Identity, ...]]] = [(top, above)]

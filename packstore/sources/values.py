@@ -145,11 +145,11 @@ def to_plain(field: Field, value: Any) -> Any:
 
 
 def convert_image(value: Any, mode: str | None) -> tuple[NDArray[Any], tuple[str, ...]]:
-    """Converts the pixels of an image to a mode; None for RGB. Gray is converted to any mode with colours.
+    """Converts the pixels of an image to a mode, or to RGB for None; gray can become any mode with colours.
 
-    Returns pixels ``(H, W, C)``, or ``(C, H, W)`` for floating point. Also returns names in
-    :data:`packstore.images.losses.UNIFIED`: that of gray that becomes colour, and those for a Pillow image (colours
-    that are converted, frames that are left out).
+    Returns pixels ``(H, W, C)``, or ``(C, H, W)`` for floating point, and names in
+    :data:`packstore.images.losses.UNIFIED`. These are that of gray that becomes colour, and for a Pillow image those of
+    colours that are converted and frames that are left out.
 
     Raises :class:`ValueError` for another dtype or number of channels, and for no pixels.
     """

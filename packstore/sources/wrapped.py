@@ -62,8 +62,8 @@ class WrappedSource(Source):
 class ChosenSplitsSource(WrappedSource):
     """Wraps a source, and assigns its samples to splits by patterns that match their keys: paths in the source.
 
-    Samples without a match are in the split ``unassigned``, and a note says how many. The order within a split is that
-    of the wrapped source. Lists that source once for each split. A source that is a store is refused.
+    Samples without a match are in the split ``unassigned``, and a note says how many. Lists the wrapped source once for
+    each split, and keeps its order within a split. A source that is a store is refused.
     """
 
     pick_entries = Source.pick_entries

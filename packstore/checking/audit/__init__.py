@@ -273,10 +273,9 @@ def report_classes(collector: FindingCollector, manifest: Manifest, rows: Record
 def report_faulty_rows(collector: FindingCollector, reader: Reader, sizes: NDArray[np.int32] | None) -> list[str]:
     """Adds findings of rows that their column types call faulty, such as boxes outside their image.
 
-    Returns the names of the checks, each once. Unreadable columns become findings, too. Leaves out shards that do not
-    open.
-
-    ``sizes``: height and width of the images ``(N, 2)``, zeros for unknown ones; None if no image was read.
+    Returns the names of the checks, each once. Unreadable columns become findings, too; shards that do not open are
+    left out. ``sizes`` are height and width of the images ``(N, 2)``, zeros for unknown ones; None if no image was
+    read.
     """
     checks: dict[str, None] = {}
     for column in reader.manifest.columns:

@@ -94,12 +94,10 @@ class PendingTasks:
         return task.copies - 1
 
     def choose_stragglers(self, at_once: int) -> list[tuple[int, Sequence[Entry]]]:
-        """Returns stragglers to copy to idle workers, at most one for each idle worker.
+        """Returns stragglers to copy to idle workers, at most one for each of the ``at_once`` workers that is idle.
 
         Leaves out stragglers with three copies. Returns none before any task has ended. If all tasks are stragglers,
         every worker may hang: one straggler may then be copied without an idle worker.
-
-        ``at_once``: number of workers.
         """
         limit = self._straggler_limit()
         if limit is None:

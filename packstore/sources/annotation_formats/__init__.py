@@ -74,10 +74,9 @@ class SidecarFormat(Format):
     def find(self, tree: Tree) -> Sequence[AnnotatedFolder]:
         """Finds the folders of images that have annotations, with their splits; ``[]`` if there are none.
 
-        Adds folders of images without annotations, if they have the same name for images. If the images' folders have
-        no such name, adds those that are named like a split, beside the others. The split is a folder in the path with
-        the name of a split. If no path has such a folder, it is a word of the folder's name, if each folder has one:
-        ``VisDrone2019-DET-train``.
+        Adds folders of images without annotations if they have the same name as those with annotations, or else if they
+        lie beside those and are named like a split. The split is a folder in the path that is named like a split. If
+        there is none, it is a word in the names of the folders, if each has one: ``VisDrone2019-DET-train``.
         """
         contents = list_contents(tree).folders
         suffixes = {f".{pattern.rpartition('.')[2].lower()}" for pattern in self.patterns}

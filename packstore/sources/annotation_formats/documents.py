@@ -48,13 +48,11 @@ class DocumentFormat(Format):
     max_files: int = 16
 
     def find(self, tree: Tree) -> list[str]:
-        """Finds the files of annotations, by names and first bytes.
+        """Finds the files of annotations, by names and first bytes, in the top folder and a few levels below.
 
-        Searches the top folder and a few levels below. Skips hidden and ignored files, and passes over folders with
-        more than :attr:`max_files` matching names: these have annotations of single images.
-
-        A file with other first bytes is included, too, if a found file in another folder has its name. Such a file is
-        damaged.
+        Skips hidden and ignored files. Passes over folders with more than :attr:`max_files` matching names, since these
+        have a file for each image. A file with other first bytes is damaged; it is included if a file of its name was
+        found in another folder.
         """
         paths: list[str] = []
         for folder, names in tree.folders(is_passed_over):  # near ones first

@@ -191,8 +191,8 @@ def box(
 ) -> AnnotatedObject:
     """Makes an object from its box, which is not checked. ``values`` go to further columns.
 
-    If ``degrees`` is not 0, rotates the box clockwise, about the point ``about`` or else its centre. The object then
-    has a polygon of the four corners, and the box around them.
+    Rotates the box clockwise by ``degrees``, about the point ``about`` or else its centre. A rotated object has a
+    polygon of the four corners, and the box around them.
     """
     if not degrees:
         return AnnotatedObject(label, corners, None, values)

@@ -229,9 +229,11 @@ class VocSource(SidecarSource):
         return values
 
     def follow_store(self, manifest: Manifest) -> None:
-        """Reads boxes as those of the store were read. Does nothing if ``layout`` is given, or if the store is of
-        another kind. Raises :class:`AmbiguousSourceError` if a box proves that the files count from 0, and those of the
-        store were read as from 1."""
+        """Reads boxes as those of the store were read, unless ``layout`` is given or the store is of another kind.
+
+        Raises :class:`AmbiguousSourceError` if a box proves that the files count from 0, but those of the store were
+        read as counting from 1.
+        """
         recorded = CORNERS if manifest.options.get("layout") == CORNERS else VOC
         if self._says_layout or self.options.layout in (None, recorded) or manifest.origin.kind != self.kind:
             return

@@ -50,11 +50,13 @@ def open_required_tree(path: Path) -> Tree:
 
 
 def open_tree(path: Path) -> Tree | None:
-    """Opens a folder, an archive or a remote path as a tree. Returns None for any other file, and for a missing one.
+    """Opens a folder, an archive or a remote path as a tree; None for any other or missing file.
 
     Reuses the index of an archive that has an open tree. Within :func:`cache_trees`, trees of folders and errors are
-    reused as well. Raises :class:`SourceError` for a file that cannot be read. Also raises it for an
-    archive that is damaged, encrypted, or needs a library that is not installed.
+    reused as well.
+
+    Raises :class:`SourceError` for a file that cannot be read, and for an archive that is damaged, encrypted, or needs
+    a library that is not installed.
     """
     if isinstance(path, UrlPath):
         from packstore.sources.remote import RemotePath
@@ -179,10 +181,11 @@ class ArchiveTree(Tree):
             return b""
 
     def read_part(self, file: str, place: int, size: int) -> bytes:
-        """Reads ``size`` bytes of a member from offset ``place`` on, fewer at its end. Decompresses a deflated member.
+        """Reads ``size`` bytes of a member from offset ``place`` on, fewer at its end.
 
-        Does not verify its CRC-32. Raises :class:`FileNotFoundError` if there is no such member. Raises
-        :class:`ValueError` for a member that is no plain file, has another compression, or cannot be decompressed.
+        Decompresses a deflated member, and does not verify its CRC-32. Raises :class:`FileNotFoundError` if there is no
+        such member. Raises :class:`ValueError` for a member that is no plain file, has another compression, or is
+        damaged.
         """
         member = self._get_member(file)
         start, size = self._find_data(member), max(0, min(size, member.size - place))
@@ -211,9 +214,11 @@ class ArchiveTree(Tree):
         return data
 
     def locate(self, key: str) -> Location | None:
-        """Locates the data of a member in the archive file. Returns None if the member is missing, compressed or no
-        plain file. Also returns None if the archive was decompressed as a whole. Raises :class:`SampleError` if the
-        member's header in a zip is damaged."""
+        """Locates the data of a member in the archive file.
+
+        Returns None if the member is missing, compressed or no plain file, or if the whole archive was decompressed.
+        Raises :class:`SampleError` if the member's header in a zip is damaged.
+        """
         member = self._index.find_member(self._to_archive_path(key))
         is_copy = self._index.file is not None  # of an archive that was decompressed
         if member is None or is_copy or member.place == NOWHERE or member.method != STORED:

@@ -112,12 +112,13 @@ def read_first_names(path: Path, count: int) -> list[str]:
 
 
 def read_tar(path: Path, encoding: str | None = None) -> ArchiveIndex:
-    """Builds the index of a tar. A tar in it becomes a folder; tars in the inner one stay files. Raises
-    :class:`SourceError` for a damaged tar, and if it cannot be decompressed into a temporary file. Also raises it for
-    paths that lead out of the tar.
+    """Builds the index of a tar. A tar in it becomes a folder; tars in the inner one stay files.
 
-    ``encoding``: Encoding of names that are not UTF-8. If it is None, such names raise :class:`AmbiguousSourceError`.
-    In exports of packstore, their bytes stay.
+    ``encoding``: Encoding of names that are not UTF-8. If it is None, such names raise :class:`AmbiguousSourceError`;
+    in exports of packstore, their bytes stay.
+
+    Raises :class:`SourceError` for a damaged tar, for paths that lead out of it, and if it cannot be decompressed into
+    a temporary file.
     """
     name, builder, tar = printable(str(path)), IndexBuilder(), OpenTar(path)
     try:

@@ -30,15 +30,16 @@ def is_zip(start: bytes) -> bool:
 
 
 def read_zip(path: Path, encoding: str | None = None) -> ArchiveIndex:
-    """Builds the index of a zip from its central directory, without directories. Reads no data of files.
+    """Builds the index of a zip from its central directory, without directories and without reading files.
 
-    Symbolic links become files without data. If MS-DOS or Windows wrote an entry, and its name has no slash, its
-    backslashes become slashes, as some programs write them against the format. ``encoding``: Encoding of names that are
-    neither UTF-8 nor say theirs; None if the user has named none.
+    Symbolic links become files without data. Some programs of MS-DOS or Windows write backslashes: they become slashes
+    if a name has no slash.
+
+    ``encoding``: Encoding of names that are neither UTF-8 nor say theirs; None if the user has named none.
 
     Raises :class:`SourceError` for a damaged directory, one part of several, a zip that is joined with another file,
-    encrypted files, and names that lead out of the zip. Raises :class:`AmbiguousSourceError` for names
-    in an unknown encoding.
+    encrypted files, and names that lead out of the zip. Raises :class:`AmbiguousSourceError` for names in an unknown
+    encoding.
     """
     name = printable(str(path))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

@@ -270,13 +270,14 @@ class Cifar100Source(CifarSource):
 
 
 def find_cifar(path: Path, kind: str | None) -> tuple[CifarLayout, Path] | None:
-    """Finds a CIFAR dataset. ``path`` may be its directory, its archive, or a folder that holds one of these. An
-    archive does not count if its directory is in the same folder.
+    """Finds a CIFAR dataset of a ``kind``, or of either for None. Returns its layout and directory, or None.
 
-    A directory has a layout if it has its name, or a meta file and one batch: other files may be missing. Returns the
-    layout, and the directory, which may be in an archive. Returns None if there is no CIFAR. Raises
-    :class:`AmbiguousSourceError` if a folder holds several, :class:`SourceError` for a damaged archive, and
-    :class:`OSError` if the folder cannot be listed. ``kind``: None takes either.
+    ``path`` may be the dataset's directory, its archive, or a folder that holds one of these. The directory may be in
+    an archive; an archive beside its own directory does not count. A directory has a layout if it has its name, or a
+    meta file and one batch: other files may be missing.
+
+    Raises :class:`AmbiguousSourceError` if a folder holds several, :class:`SourceError` for a damaged archive, and
+    :class:`OSError` if the folder cannot be listed.
     """
     layouts = [layout for layout in LAYOUTS if kind in (None, layout.kind)]
     tree, found = open_tree(path), dict[Path, tuple[CifarLayout, Path]]()

@@ -278,11 +278,11 @@ class BlockCache:
         return file
 
     def read_row(self, chosen: ColumnArray, row: int, columns: int) -> Any:
-        """Reads a row of an array from its cached block, images with axes ``(height, width[, channel])``. The caller
-        must not change the row. If the block is damaged, reads the row's chunk alone. Raises :class:`OSError` or
-        :class:`ValueError` for a damaged chunk.
+        """Reads a row of an array from its cached block, images with axes ``(height, width[, channel])``.
 
-        ``columns``: Number of arrays that are read side by side. At least twice as many blocks stay in the cache.
+        The caller must not change the row. If the block is damaged, reads the row's chunk alone. ``columns`` is the
+        number of arrays that are read side by side; at least twice as many blocks stay in the cache. Raises
+        :class:`OSError` or :class:`ValueError` for a damaged chunk.
         """
         rows = rows_per_block(chosen.info, chosen.axis)
         key = (chosen.file, chosen.info.name, row // rows)
@@ -363,10 +363,13 @@ def _block_bytes(block: NDArray[Any]) -> int:
 
 
 def rows_per_block(info: ArrayInfo, axis: int) -> int:
-    """Returns the number of rows to read at a time: 8 for files and texts.
+    """Returns the number of rows to read at a time.
 
-    For numbers it is whole chunks: at least one, at most 1,024, and up to 1 MiB together. For scattered rows (``axis``
-    above 0), it is at most 1,024 rows, and up to 32 MiB. Raises :class:`SourceError` if one row or chunk exceeds 1 GiB.
+    - Files and texts: 8.
+    - Numbers: whole chunks, at least one, at most 1,024 rows and up to 1 MiB together.
+    - Numbers in scattered rows (``axis`` above 0): at most 1,024 rows and up to 32 MiB.
+
+    Raises :class:`SourceError` if one row or chunk exceeds 1 GiB.
     """
     if info.content != "numbers":
         return 8

@@ -93,11 +93,10 @@ def group_by_split(tree: Tree, files: list[AnnotationFile]) -> dict[str, dict[st
 
 
 def find_image_places(tree: Tree, file: AnnotationFile, names: list[str]) -> tuple[list[str] | None, list[str]]:
-    """Finds the folder of each image that a file names, see :func:`packstore.sources.spread.find_image_places`. Returns
-    the folders, None if no folder has any image, and the names in them.
+    """Finds the folder of each image that a file names, see :func:`packstore.sources.spread.find_image_places`.
 
-    If no usual folder has any, tries the names without their first folder, then without two, then three, while all
-    names differ.
+    Returns the folders, or None if no folder has any image, and the names in them. If no usual folder has any, tries
+    the names without their first folder, then without two, then three, while all names differ.
     """
     splits = dict.fromkeys(filter(None, (file.token, file.split)))
     folders, shorter = list_usual_folders(tree, file.path, splits.keys()), names

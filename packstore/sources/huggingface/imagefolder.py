@@ -116,8 +116,8 @@ class MetadataSource(TableSource):
 class CardFolderSource(FileRowSource):
     """Source for the images to which a dataset card gives a split.
 
-    Folders are classes if the card says so. If the card says nothing, they are classes as in ``datasets``: all images
-    lie on one level, in folders of several names. Opening raises :class:`SourceError` for a card that states no files.
+    The card says if folders are classes. If it does not, they are as in ``datasets``: if all images lie on one level,
+    in folders of several names. Opening raises :class:`SourceError` for a card that states no files.
     """
 
     kind = "hf_imagefolder"

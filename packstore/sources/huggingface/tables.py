@@ -114,7 +114,7 @@ class HfTableSource(ShardSource):
     a missing label.
 
     Opening raises :class:`SourceError` if there are no tables, or none with images. The first use of the columns scans
-    all files. It raises :class:`SourceError` if one has other columns or classes than the first.
+    all files, and raises it for a file with other columns or classes than the first.
     """
 
     _card = Card()
@@ -219,10 +219,10 @@ class HfTableSource(ShardSource):
         return values
 
     def find_block(self, ref: Any) -> Block:
-        """Returns the decoded rows among which a row is. In order, decodes each block once, and a damaged group only
-        once. To read a row before the last block and not in a kept one, decodes its group again.
+        """Returns the decoded rows among which a row is.
 
-        Raises :class:`ValueError` for each row of a damaged group.
+        Rows in order need each block decoded once. A row before the last block, and not in a kept one, needs its group
+        decoded again. Raises :class:`ValueError` for each row of a damaged group, which is decoded only once.
         """
         number, group, row = ref
         with self._lock:

@@ -321,9 +321,11 @@ class ExampleSource(WalkedSource):
         return 0 < self.facts.parsed <= len(digests) == len(np.unique(digests))
 
     def index_record(self, number: int, place: int, message: Message) -> tuple[int, str | None]:
-        """Returns the size of a record's image, and its key or None; adds to :attr:`facts`. For an invalid record,
-        returns the size of the record and None. Reads only the needed parts of a record. If the record has new facts,
-        reads all of it, and discards the facts if its checksum is wrong."""
+        """Returns the size of a record's image, and its key or None; adds to :attr:`facts`.
+
+        Reads only the needed parts of a record. A record with new facts is read whole, and its facts only count if its
+        checksum is right. For an invalid record, returns the size of the record and None.
+        """
         try:
             example = Example(message)
             self.facts.add_example(example.features, message, lambda: self.opened.is_sound(number, place, message.size))

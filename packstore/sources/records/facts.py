@@ -223,11 +223,12 @@ def find_class_names(folder: Path) -> ClassNameFile | None:
 
 
 def read_class_names(file: Path, count: int = 0, by: str = "") -> tuple[str, ...] | None:
-    """Reads a file with the name of a class on each line. Returns None if there is no such file. If a name occurs
-    twice, as ``crane`` does in some lists of ImageNet, logs a warning, and returns None.
+    """Reads a file with the name of a class on each line; None if there is no such file.
 
-    Raises :class:`SourceError` if the file cannot be read, or does not have ``count`` names, as a file ``by`` says. A
-    ``count`` of 0 allows any number."""
+    If a name occurs twice, as ``crane`` does in some lists of ImageNet, logs a warning, and returns None. Raises
+    :class:`SourceError` if the file cannot be read, or does not have ``count`` names, as the file ``by`` says. A
+    ``count`` of 0 allows any number.
+    """
     if not file.is_file():
         return None
     with refuse_damage(file):

@@ -111,10 +111,10 @@ class Message:
             start += length
 
     def parse_short_feature(self, at: int, stop: int) -> tuple[str, Feature, int] | None:
-        """Parses the feature at ``at`` if it has the usual form. Returns its name, its values and its end.
+        """Parses the feature at ``at`` if it has the usual form; returns its name, its values and its end.
 
-        The usual form: below 128 bytes, the name first, all values in one field. Returns None for any other form, and
-        if the bytes are not in memory. Reads nothing. Raises :class:`ValueError` if the name is not UTF-8.
+        The usual form has less than 128 bytes, the name first, and all values in one field. Returns None for any other
+        form, and if the bytes are not in memory; reads nothing. Raises :class:`ValueError` if the name is not UTF-8.
         """
         data, low = self._data, at - self._from
         if low < 0 or len(data) < low + 2:

@@ -342,10 +342,11 @@ def _can_join(one: Table, other: Table) -> bool:
 
 
 def separate_class_table(tree: Tree, tables: list[Table]) -> tuple[list[Table], list[str], str, tuple[str, ...] | None]:
-    """Separates a table of classes, such as one that names an icon of each. Returns the other tables, its path, the
-    column of the others that has the classes, and their names if it numbers them from 0. Empty without such a table.
+    """Separates a table of classes, such as one that names an icon of each.
 
-    One of its columns has a different value in each row, and among these all values of that column of the others.
+    A column of such a table has a different value in each row, and all values of some column of the other tables.
+    Returns the other tables, its path, the column of the others that has the classes, and their names if it numbers
+    them from 0. All but the tables are empty without such a table.
     """
     for table in tables:
         others = [each for each in tables if each.form != table.form]
@@ -373,11 +374,12 @@ def separate_class_table(tree: Tree, tables: list[Table]) -> tuple[list[Table], 
 
 
 def join_rows(tree: Tree, table: Table, index: ImageIndex) -> Iterator[tuple[str | None, str, dict[str, Any]]]:
-    """Yields the image, place and cells of each row of a table, together with the image's cells in the tables that are
-    joined to it; these are in memory. The image is None if a row names none.
+    """Yields the image, place and cells of each row of a table, with the image's cells in the tables that are joined to
+    it.
 
-    If the first table has several rows per image, the joined tables may have more images: a row of each follows. Raises
-    :class:`AmbiguousSourceError` if a joined table lacks an image: it names another one of the same name.
+    Joined tables are in memory. The image is None if a row names none. If the first table has several rows per image,
+    the joined tables may have more images: a row of each follows. Raises :class:`AmbiguousSourceError` if a joined
+    table lacks an image, since it names another one of the same name.
     """
     joined: dict[str, dict[str, Any]] = {}
     for other in table.joined:

@@ -181,11 +181,11 @@ class Naming:
         return np.unique(np.array(self.named, np.int64))
 
     def rank_bases(self, hint: str) -> tuple[str, ...]:
-        """Sorts :attr:`bases`: those with most hits first, then those with more words in common with ``hint``, the path
-        of the table, then the table's own folder. Leaves out folders of other splits than the table's, if others
-        remain.
+        """Sorts :attr:`bases`, the likeliest first, by the path of the table, ``hint``.
 
-        Returns the first two if they fit equally well, and some row names an image in both.
+        Those with most hits come first, then those with more words in common with ``hint``, then the table's own
+        folder. Leaves out folders of other splits than the table's, if others remain. Returns the first two if they fit
+        equally well, and some row names an image in both.
         """
         words, splits, beside = words_of_path(hint), find_meanings(hint), hint.rpartition("/")[0]
         fitting = [base for base in self.bases if not splits or not find_meanings(base) - splits] or [*self.bases]

@@ -136,8 +136,9 @@ def _has_mirrored_labels(tree: Tree, places: Sequence[str]) -> bool:
 def find_scattered_images(tree: Tree, within: list[str] | None = None) -> dict[str, list[str]]:
     """Finds the folders of images by split, if the labels of all images lie in the one folder ``labels``.
 
-    Returns ``{}`` otherwise, and if the folder ``images`` itself has some of the images. Looks only at the folders
-    ``within``; None looks at all. Raises :class:`AmbiguousSourceError` if several groups of folders have the images.
+    Looks only at the folders ``within``, or at all for None. Returns ``{}`` if the labels lie elsewhere, or the folder
+    ``images`` itself has some of the images. Raises :class:`AmbiguousSourceError` if several groups of folders have the
+    images.
     """
     names = tree.names(_LABELS)
     stems = [name[:-4] for name in names.ending(".txt") if f"{_LABELS}/{name}" not in _CLASS_FILES]
@@ -236,12 +237,10 @@ def has_labels(tree: Tree, images: str) -> bool:
 
 
 def read_image_list(tree: Tree, file: str) -> Iterator[str]:
-    """Yields the paths of the images of a list. Paths are relative to the list's folder or to the source.
+    """Yields the paths of the images of a list, which are relative to the list's folder or to the source.
 
-    Cuts paths of another machine: the first image that exists without its leading folders decides how many folders are
-    cut. As many are cut from all later paths. The images may be missing.
-
-    Raises :class:`SourceError` for a path out of the source.
+    Paths may be of another machine. The first image that exists without some leading folders decides how many folders
+    are cut from all paths. Images may be missing. Raises :class:`SourceError` for a path out of the source.
     """
     beside = file.rpartition("/")[0]
     drop, base = -1, ""
