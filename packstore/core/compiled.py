@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from packstore.core.errors import EngineError
 
 Library = TypeVar("Library", bound=ctypes.CDLL)
 
-_INTERFACE = 20
+_INTERFACE = 21
 """Version of the interface of ``api.c``, to detect an engine that an older version compiled here."""
 
 FOLDER = Path(__file__).parents[1] / "images" / "engine"
@@ -22,17 +23,37 @@ DONE = 0
 """The outcome in ``core/base.h`` for success."""
 _AGAIN = "install packstore again on this machine (in a clone: pip install -v .), which compiles it"
 
-_TYPES = {
-    "p": ctypes.c_void_p, "n": ctypes.c_int64, "i": ctypes.c_int, "u": ctypes.c_uint32, "s": ctypes.c_char_p, "-": None,
+_TYPES: dict[str, Any] = {
+    "p": ctypes.c_void_p, "n": ctypes.c_int64, "q": ctypes.c_uint64, "i": ctypes.c_int, "u": ctypes.c_uint32,
+    "f": ctypes.c_float, "c": ctypes.c_char, "s": ctypes.c_char_p, "-": None,
 }  # fmt: skip
+STRUCTURES = {
+    "form": "from:n to:n planes:n padding:n factors:6f fill:3f table:p",
+    "request": (
+        "source:p nbytes:n height:n width:n box:4n size:2n window:4n mirrored:n to:p checkpoints:p checkpoint_bytes:n"
+        " program:p steps:n sampling:n"
+    ),
+    "step": "code:i flags:i p:8f",
+    "lmdb_tree": "address:p page_size:n depth:n last_page:q root:q",
+    "lmdb_lookup": "tree:lmdb_tree prefix_size:n prefix:72c",
+    "lmdb_value": "start:n size:n page:q where:n code:n",
+    "lmdb_column": "prefix:s prefix_size:n width:n next:n nbytes:n",
+    "lmdb_step": "page:q next:n nodes:n",
+    "lmdb_walk": (
+        "tree:lmdb_tree seen:p columns:p column_count:n records:n overflow:n ended:n level:n entries:n column:n last:n"
+        " lowest:n path:32lmdb_step"
+    ),
+    "lmdb_row": "code:q a:q b:q c:q",
+}
+"""Fields of the structures that Python and the engine share: each a name, and a letter of ``_TYPES`` or a structure,
+after the number of elements of an array. In the order of ``packstore_engine_layout`` in ``api.c``."""
 _FUNCTIONS = {
     "new": "i p",
     "free": "p -",
     "sizes": "ppnp -",
     "size": "pnnp i",
     "whole": "ppnnnnp i",
-    "run": "ppnpnp n",
-    "run_gray": "ppnpnp n",
+    "run": "ppnpnnp n",
     "augment": "ppnnnpn n",
     "checkpoints": "pppnippp -",
     "read_files": "isnpppp -",
@@ -71,9 +92,12 @@ def load_once() -> tuple[ctypes.CDLL | None, str | None]:
     if path is None:
         return None, f"it is not compiled in {FOLDER}; {_AGAIN}"
     try:
+        library = ctypes.CDLL(str(path))
         # Its functions may take other arguments, and a wrong call would crash the process.
-        if ctypes.CDLL(str(path)).packstore_engine_interface() != _INTERFACE:
+        if library.packstore_engine_interface() != _INTERFACE:
             return None, f"{path} is of another version of packstore: delete it and install packstore again"
+        if (difference := _compare_layouts(library)) is not None:
+            return None, f"{path} does not fit this packstore: {difference}; delete it and install packstore again"
         return load_library(str(path)), None
     except (OSError, AttributeError) as error:
         return None, f"{path.name} cannot be loaded: {' '.join(str(error).split())}; {_AGAIN}"
@@ -91,6 +115,38 @@ def load_library(path: str) -> ctypes.CDLL:
     """Loads a compiled engine from a file, and sets the types of arguments and results of its functions. Raises
     :class:`OSError`, and :class:`AttributeError` for a missing function."""
     return _declare(ctypes.CDLL(path), _FUNCTIONS)
+
+
+def list_fields(name: str, **own: type[ctypes.Structure]) -> list[tuple[str, Any]]:
+    """Returns the fields of a structure for :mod:`ctypes`. ``own`` are classes for structures inside it."""
+    fields = []
+    for label, count, kind in re.findall(r"(\w+):(\d*)(\w+)", STRUCTURES[name]):
+        type_ = _TYPES.get(kind) or own.get(kind) or _make_structure(kind)
+        fields.append((label, type_ * int(count) if count else type_))
+    return fields
+
+
+def find_words(name: str) -> dict[str, slice]:
+    """Returns the words of 8 bytes that each field of a structure takes."""
+    structure = _make_structure(name)
+    fields = {label: getattr(structure, label) for label, _ in list_fields(name)}
+    return {label: slice(at.offset // 8, (at.offset + at.size) // 8) for label, at in fields.items()}
+
+
+@functools.cache
+def _make_structure(name: str) -> type[ctypes.Structure]:
+    return type(name, (ctypes.Structure,), {"_fields_": list_fields(name)})
+
+
+def _compare_layouts(library: ctypes.CDLL) -> str | None:
+    """Compares size and last field of each structure with the engine's; returns the first difference."""
+    found = iter((ctypes.c_int64 * (2 * len(STRUCTURES))).in_dll(library, "packstore_engine_layout"))
+    for name, size, last in zip(STRUCTURES, found, found, strict=True):
+        structure = _make_structure(name)
+        own = ctypes.sizeof(structure), getattr(structure, list_fields(name)[-1][0]).offset
+        if (size, last) != own:
+            return f"its struct {name} has {size} bytes, the last field at {last}, and here {own[0]}, at {own[1]}"
+    return None
 
 
 def _declare(library: Library, functions: dict[str, str]) -> Library:

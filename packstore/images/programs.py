@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-STEP = np.dtype([("code", "<i4"), ("flags", "<i4"), ("p", "<f4", (8,))])
+from packstore.core import compiled
+
+STEP = np.dtype(compiled.list_fields("step"))
 
 Program = NDArray[np.void]
 """Structured ``(B, n)`` of :data:`STEP`."""

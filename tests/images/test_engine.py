@@ -429,12 +429,24 @@ def anew() -> Iterator[None]:
     compiled.load_once.cache_clear()
     yield
     compiled.load_once.cache_clear()
+    compiled._make_structure.cache_clear()
 
 
 def test_another_version_is_not_used(anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_INTERFACE", 12345)
     assert "another version" in str(engine_problem())
     with pytest.raises(EngineError, match=r"cannot be used here: .* is of another version of packstore: delete it"):
+        get_engine()
+
+
+@pytest.mark.parametrize("name", compiled.STRUCTURES)
+def test_structures_of_another_layout_are_not_used(anew: None, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    assert engine_problem() is None
+    compiled.load_once.cache_clear()
+    fields = {**compiled.STRUCTURES, name: f"first:n {compiled.STRUCTURES[name]}"}
+    monkeypatch.setattr(compiled, "STRUCTURES", fields)
+    compiled._make_structure.cache_clear()
+    with pytest.raises(EngineError, match=rf"its struct {name} has \d+ bytes, .*; delete it and install"):
         get_engine()
 
 

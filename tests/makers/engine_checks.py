@@ -361,9 +361,8 @@ def run_fields(engine: Engine, fields: tuple[int, ...], form: _Form, channels: i
     """One request by its numbers: whether it is refused."""
     request, refused = np.zeros(_FIELDS, np.int64), np.empty(1, np.uint8)
     request[: len(fields)] = fields
-    library = engine._library
-    run = library.packstore_engine_run if channels == 3 else library.packstore_engine_run_gray
-    run(engine._decoder, request.ctypes.data, 1, ctypes.byref(form), MAX_PIXELS, refused.ctypes.data)
+    at, to = request.ctypes.data, refused.ctypes.data
+    engine._library.packstore_engine_run(engine._decoder, at, 1, ctypes.byref(form), channels, MAX_PIXELS, to)
     return int(refused[0])
 
 

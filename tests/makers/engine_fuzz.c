@@ -19,10 +19,8 @@ struct decoder *packstore_engine_new(int plain);
 void packstore_engine_free(struct decoder *);
 int packstore_engine_is_plain(const uint8_t *, int64_t, int64_t);
 void packstore_engine_sizes(const uint8_t *const *, const int64_t *, int64_t, int64_t *);
-int64_t packstore_engine_run(struct decoder *, const struct request *, int64_t, const struct form *, int64_t,
+int64_t packstore_engine_run(struct decoder *, const struct request *, int64_t, const struct form *, int64_t, int64_t,
                              uint8_t *);
-int64_t packstore_engine_run_gray(struct decoder *, const struct request *, int64_t, const struct form *, int64_t,
-                                  uint8_t *);
 void packstore_engine_checkpoints(struct decoder *, const uint8_t *const *, const int64_t *, int64_t, int,
                                   uint8_t *const *, const int64_t *, int64_t *);
 
@@ -233,8 +231,6 @@ int main(int count, char **arguments)
         struct file files[2] = {file, mutated(&seeds[any((uint64_t)count - 3)])};
         struct request requests[TOGETHER];
         int64_t channels = any(3) ? 3 : 1;
-        int64_t (*run)(struct decoder *, const struct request *, int64_t, const struct form *, int64_t, uint8_t *) =
-            channels == 3 ? packstore_engine_run : packstore_engine_run_gray;
         struct form form = {UINT8, UINT8, 0, CONSTANT, {1, 2, 3, 4, 5, 6}, {0}, NULL};
         if (any(2)) {
             form.to = (int64_t)any(4), form.planes = (int64_t)any(2), form.padding = (int64_t)any(4);
@@ -262,7 +258,7 @@ int main(int count, char **arguments)
         for (int d = 0; d < 2; d++) {
             for (int i = 0; i < n; i++)
                 requests[i].to = out[d][i] = calloc(1, room(&requests[i], channels));
-            run(decoders[d], requests, n, &form, 1 << 20, refused[d]);
+            packstore_engine_run(decoders[d], requests, n, &form, channels, 1 << 20, refused[d]);
         }
         for (int i = 0; i < n; i++, tried++) {
             accepted += !refused[0][i];
@@ -272,7 +268,7 @@ int main(int count, char **arguments)
                 return 1;
             }
             requests[i].to = out[1][i];
-            run(decoders[0], &requests[i], 1, &form, 1 << 20, refused[1]);
+            packstore_engine_run(decoders[0], &requests[i], 1, &form, channels, 1 << 20, refused[1]);
             /* From the pixels of a file that others share, padding of any kind is made, and no index misleads. */
             bool pads = form.padding != CONSTANT || form.fill[0] || form.fill[1] || form.fill[2];
             bool free_of_index = !requests[i].checkpoints || !shares(requests, n, i);

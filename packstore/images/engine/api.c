@@ -15,7 +15,7 @@
 #endif
 
 /* Increase this number whenever a structure or function that Python uses changes. */
-#define INTERFACE 20
+#define INTERFACE 21
 
 /* Exports a function whose body is one expression. */
 #define FORWARD(result, name, parameters, expression)                                                                  \
@@ -23,6 +23,14 @@
     {                                                                                                                  \
         return expression;                                                                                             \
     }
+
+/* Size of each structure that Python fills, and offset of its last field: STRUCTURES of compiled.py. */
+#define LAYOUT(name, last) sizeof(struct name), offsetof(struct name, last)
+EXPORT const int64_t packstore_engine_layout[] = {
+    LAYOUT(form, table),         LAYOUT(request, sampling),   LAYOUT(step, p),
+    LAYOUT(lmdb_tree, root),     LAYOUT(lmdb_lookup, prefix), LAYOUT(lmdb_value, code),
+    LAYOUT(lmdb_column, nbytes), LAYOUT(lmdb_step, nodes),    LAYOUT(lmdb_walk, path),
+    LAYOUT(lmdb_row, c)};
 
 EXPORT int packstore_engine_interface(void)
 {
@@ -71,25 +79,16 @@ EXPORT void packstore_engine_sizes(const uint8_t *const *files, const int64_t *n
     }
 }
 
-static int64_t run_requests(struct decoder *decoder, const struct request *requests, int64_t count,
-                            const struct form *form, int64_t channels, int64_t max_pixels, uint8_t *refused)
+/* Answers requests; sets `refused` for each that the caller has to answer otherwise, such as images of more than
+ * `max_pixels`. Pixels have three channels, or one: the luma of JPEG files. Returns the number of images whose
+ * checkpoints belong to another file; these are decoded without. */
+EXPORT int64_t packstore_engine_run(struct decoder *decoder, const struct request *requests, int64_t count,
+                                    const struct form *form, int64_t channels, int64_t max_pixels, uint8_t *refused)
 {
     decoder->input.unindexed = decoder->second->input.unindexed = 0;
     answer_all(decoder, requests, count, form, channels, max_pixels, refused);
     return decoder->input.unindexed + decoder->second->input.unindexed;
 }
-
-/* Answers requests; sets `refused` for each that the caller has to answer otherwise, such as images of more than
- * `max_pixels`. Returns the number of images whose checkpoints belong to another file; these are decoded without. */
-FORWARD(int64_t, run,
-        (struct decoder * decoder, const struct request *requests, int64_t count, const struct form *form,
-         int64_t max_pixels, uint8_t *refused),
-        run_requests(decoder, requests, count, form, 3, max_pixels, refused))
-/* Does packstore_engine_run() for one channel: the luma of JPEG files. */
-FORWARD(int64_t, run_gray,
-        (struct decoder * decoder, const struct request *requests, int64_t count, const struct form *form,
-         int64_t max_pixels, uint8_t *refused),
-        run_requests(decoder, requests, count, form, 1, max_pixels, refused))
 
 /* Runs a program on each of `count` images, (height, width, 3), in place; see run_program(). Stops at the
  * first image that is refused and returns its number; else returns `count`. */

@@ -61,8 +61,9 @@ class Engine:
         """
         refused = np.empty(stop - first, np.bool_)
         part = requests.locate(first, stop)
-        run = self._library.packstore_engine_run if requests.channels == 3 else self._library.packstore_engine_run_gray
-        self.unindexed = run(self._decoder, *part, max_pixels, refused.ctypes.data)
+        self.unindexed = self._library.packstore_engine_run(
+            self._decoder, *part, requests.channels, max_pixels, refused.ctypes.data
+        )
         return refused
 
     def augment(self, images: NDArray[np.uint8], programs: Program) -> None:

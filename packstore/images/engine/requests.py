@@ -16,11 +16,17 @@ from packstore.core.modes import GRAY, RGB
 from packstore.images.engine.addresses import BufferAddresses, list_addresses
 from packstore.images.programs import Program, check_programs
 
-_FIELDS = 21
-"""Numbers of a request in ``api.c``, 8 bytes each."""
-_SOURCE, _SIZE, _TO = slice(0, 2), slice(2, 4), 15
-_BOX, _RESIZED, _WINDOW, _MIRRORED = slice(4, 8), slice(8, 10), slice(10, 14), 14
-_INDEX, _PROGRAM, _SAMPLING = slice(16, 18), slice(18, 20), 20
+_WORDS = compiled.find_words("request")
+_FIELDS = _WORDS["sampling"].stop
+"""Numbers of a request, 8 bytes each."""
+_BOX, _RESIZED, _WINDOW = (_WORDS[name] for name in ("box", "size", "window"))
+_TO, _MIRRORED, _SAMPLING = (_WORDS[name].start for name in ("to", "mirrored", "sampling"))
+_SOURCE, _SIZE, _INDEX, _PROGRAM = (
+    slice(_WORDS[first].start, _WORDS[last].stop)
+    for first, last in (
+        *(("source", "nbytes"), ("height", "width"), ("checkpoints", "checkpoint_bytes"), ("program", "steps")),
+    )
+)
 
 MODES = (RGB, GRAY)
 """Modes of the pixels that the engine makes, of bytes."""
@@ -33,12 +39,7 @@ _PADDING = ("constant", "edge", "reflect", "symmetric")
 class _Form(ctypes.Structure):
     """``struct form`` of ``core/requests.h``: dtypes and layout of source and output, padding, conversion."""
 
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("source", "to", "planes", "padding")),
-        ("factors", ctypes.c_float * 6),
-        ("fill", ctypes.c_float * 3),
-        ("table", ctypes.c_void_p),
-    )
+    _fields_ = compiled.list_fields("form")
 
 
 @dataclass(frozen=True)

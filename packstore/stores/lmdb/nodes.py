@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from packstore.core import compiled
+
 HEADER = struct.Struct("<QHHHH")  # page number, pad, flags, lower, upper
 NODE = struct.Struct("<HHHH")  # low and high half of the size (or page number), flags, key size
 KEY_SIZE = 10
@@ -62,19 +64,20 @@ class WrongSize(NamedTuple):
 
 
 class WalkedColumn(ctypes.Structure):
-    """``struct lmdb_column`` of ``lmdb.h``: the images, or a column with an entry for each record, during a walk."""
+    """``struct lmdb_column`` of ``lmdb.h``: the images, or a column with an entry for each record, during a walk.
+
+    Attributes:
+        prefix: Of the keys.
+        width: Bytes of each value; -1 for values of any size.
+        next: The record expected next.
+        nbytes: Bytes of the values so far.
+    """
 
     prefix: bytes
     width: int
     next: int
     nbytes: int
-    _fields_ = (
-        ("prefix", ctypes.c_char_p),
-        ("prefix_size", ctypes.c_int64),
-        ("width", ctypes.c_int64),  # bytes of each value; -1 for values of any size
-        ("next", ctypes.c_int64),  # the record expected next
-        ("nbytes", ctypes.c_int64),  # bytes of the values so far
-    )
+    _fields_ = compiled.list_fields("lmdb_column")
 
 
 class Tree(ctypes.Structure):
@@ -97,10 +100,7 @@ class Tree(ctypes.Structure):
     last_page: int
     root: int
     entries: int
-    _fields_ = (
-        *(("address", ctypes.c_void_p), ("page_size", ctypes.c_int64), ("depth", ctypes.c_int64)),
-        *(("last_page", ctypes.c_uint64), ("root", ctypes.c_uint64)),
-    )
+    _fields_ = compiled.list_fields("lmdb_tree")
 
 
 def read_newest_tree(data: mmap.mmap) -> Tree:

@@ -34,20 +34,13 @@ _Value = ctypes.c_int64 * 5
 class _Lookup(ctypes.Structure):
     """``struct lmdb_lookup``."""
 
-    _fields_ = (("tree", Tree), ("prefix_size", ctypes.c_int64), ("prefix", ctypes.c_char * 72))
+    _fields_ = compiled.list_fields("lmdb_lookup", lmdb_tree=Tree)
 
 
 class _Walk(ctypes.Structure):
     """``struct lmdb_walk``."""
 
-    _fields_ = (
-        ("tree", Tree),
-        ("seen", ctypes.c_void_p),
-        ("columns", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("column_count", "records", "overflow")),
-        *((name, ctypes.c_int64) for name in ("ended", "level", "entries", "column", "last", "lowest")),
-        ("path", ctypes.c_int64 * (3 * 32)),
-    )
+    _fields_ = compiled.list_fields("lmdb_walk", lmdb_tree=Tree)
 
 
 class Pages:
