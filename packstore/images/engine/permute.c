@@ -30,6 +30,6 @@ INLINE void permute_of(int64_t *values, int64_t count, uint32_t length, int shif
         while (values[i] >= length)
             values[i] = encrypt((uint32_t)values[i], shift, radix, keys);
 }
-BOTH_LOOPS(VECTORS, permute,
+BOTH_LOOPS(VECTORS, void, permute,
            (int64_t *values, int64_t count, uint32_t length, int shift, uint32_t radix, const uint32_t *keys),
-           (values, count, length, shift, radix, keys))
+           permute_of(values, count, length, shift, radix, keys))

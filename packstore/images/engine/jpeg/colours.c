@@ -31,8 +31,8 @@ INLINE void heighten_of(uint8_t *restrict to, const uint8_t *restrict near, cons
     for (int64_t i = 0; i < count; i++)
         to[i] = (uint8_t)((3 * near[i] + far[i] + bias) >> 2);
 }
-BOTH_LOOPS(VECTORS, heighten, (uint8_t *to, const uint8_t *near, const uint8_t *far, int64_t count, int bias),
-           (to, near, far, count, bias))
+BOTH_LOOPS(VECTORS, void, heighten, (uint8_t *to, const uint8_t *near, const uint8_t *far, int64_t count, int bias),
+           heighten_of(to, near, far, count, bias))
 
 /* Mirrors a row of pixels. */
 void mirror_plain(uint8_t *to, const uint8_t *from, int64_t pixels)

@@ -334,27 +334,8 @@ INLINE int run(struct lane *const *lanes, const int count)
     }
 }
 
-int one_lane_plain(struct lane *const *lanes)
-{
-    return run(lanes, 1);
-}
-
-int two_lanes_plain(struct lane *const *lanes)
-{
-    return run(lanes, 2);
-}
-
-#ifdef HAS_VECTORS
-VECTORS int one_lane_vector(struct lane *const *lanes)
-{
-    return run(lanes, 1);
-}
-
-VECTORS int two_lanes_vector(struct lane *const *lanes)
-{
-    return run(lanes, 2);
-}
-#endif
+BOTH_LOOPS(VECTORS, int, one_lane, (struct lane *const *lanes), run(lanes, 1))
+BOTH_LOOPS(VECTORS, int, two_lanes, (struct lane *const *lanes), run(lanes, 2))
 
 /* Opens the first segment of a lane, decodes its first coefficient, and adds the lane to the team. NO_MORE if it has
  * nothing to do. */

@@ -210,27 +210,8 @@ stop:
     return stopped;
 }
 
-int pass_one_plain(struct skipper *const *skippers, enum outcome *outcome)
-{
-    return pass(skippers, 1, outcome);
-}
-
-int pass_two_plain(struct skipper *const *skippers, enum outcome *outcome)
-{
-    return pass(skippers, 2, outcome);
-}
-
-#ifdef HAS_VECTORS
-VECTORS int pass_one_vector(struct skipper *const *skippers, enum outcome *outcome)
-{
-    return pass(skippers, 1, outcome);
-}
-
-VECTORS int pass_two_vector(struct skipper *const *skippers, enum outcome *outcome)
-{
-    return pass(skippers, 2, outcome);
-}
-#endif
+BOTH_LOOPS(VECTORS, int, pass_one, (struct skipper *const *skippers, enum outcome *outcome), pass(skippers, 1, outcome))
+BOTH_LOOPS(VECTORS, int, pass_two, (struct skipper *const *skippers, enum outcome *outcome), pass(skippers, 2, outcome))
 
 /* Begins the next segment of an image. NO_MORE if there is none. */
 static enum outcome begin_segment(struct skipper *skipper, bool gray)

@@ -57,8 +57,9 @@ INLINE void weigh_of(float *to, const float *const *rows, const float *weights, 
             *(eight *)(to + i + 8 * n) = sums[n];
     }
 }
-BOTH_LOOPS(VECTORS_FMA, weigh, (float *to, const float *const *rows, const float *weights, int reach, int64_t count),
-           (to, rows, weights, reach, count))
+BOTH_LOOPS(VECTORS_FMA, void, weigh,
+           (float *to, const float *const *rows, const float *weights, int reach, int64_t count),
+           weigh_of(to, rows, weights, reach, count))
 
 void sharpen_plain(uint8_t *to, const uint8_t *above, const uint8_t *row, const uint8_t *below, int64_t count,
                    float factor)

@@ -101,8 +101,8 @@ INLINE void extremes_of(const uint8_t *at, int64_t count, uint8_t *low, uint8_t 
     *low = least;
     *high = most;
 }
-BOTH_LOOPS(VECTORS_FMA, extremes, (const uint8_t *at, int64_t count, uint8_t *low, uint8_t *high),
-           (at, count, low, high))
+BOTH_LOOPS(VECTORS_FMA, void, extremes, (const uint8_t *at, int64_t count, uint8_t *low, uint8_t *high),
+           extremes_of(at, count, low, high))
 
 void blend_bytes_plain(uint8_t *at, int64_t count, float factor, float other, float rest)
 {

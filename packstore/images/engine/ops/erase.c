@@ -27,15 +27,16 @@ INLINE void noise_of(float *restrict to, uint32_t seed, int64_t first, int64_t c
         to[i] = (float)(total - 510) / deviation;
     }
 }
-BOTH_LOOPS(VECTORS_FMA, noise, (float *to, uint32_t seed, int64_t first, int64_t count), (to, seed, first, count))
+BOTH_LOOPS(VECTORS_FMA, void, noise, (float *to, uint32_t seed, int64_t first, int64_t count),
+           noise_of(to, seed, first, count))
 
 INLINE void add_share_of(float *restrict to, const uint8_t *restrict from, float share, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
         to[i] += (float)from[i] * share;
 }
-BOTH_LOOPS(VECTORS_FMA, add_share, (float *to, const uint8_t *from, float share, int64_t count),
-           (to, from, share, count))
+BOTH_LOOPS(VECTORS_FMA, void, add_share, (float *to, const uint8_t *from, float share, int64_t count),
+           add_share_of(to, from, share, count))
 
 void cut_off_plain(uint8_t *to, const float *from, int64_t count)
 {

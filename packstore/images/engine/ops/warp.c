@@ -40,9 +40,9 @@ INLINE void locate_of(float *restrict x, float *restrict y, uint8_t *restrict ou
         y[i] = (to_y + 1) * half_height - 0.5f;
     }
 }
-BOTH_LOOPS(VECTORS_FMA, locate,
+BOTH_LOOPS(VECTORS_FMA, void, locate,
            (float *x, float *y, uint8_t *outside, const struct map *map, int64_t row, int64_t height, int64_t width),
-           (x, y, outside, map, row, height, width))
+           locate_of(x, y, outside, map, row, height, width))
 
 INLINE bool is_in(float value, int64_t length)
 {
@@ -124,8 +124,8 @@ INLINE void places_of(uint32_t *restrict places, const struct taps_of_warp *taps
         places[i] = shown ? place : fill;
     }
 }
-BOTH_LOOPS(VECTORS_FMA, places, (uint32_t *places, const struct taps_of_warp *taps, uint32_t fill, int64_t count),
-           (places, taps, fill, count))
+BOTH_LOOPS(VECTORS_FMA, void, places, (uint32_t *places, const struct taps_of_warp *taps, uint32_t fill, int64_t count),
+           places_of(places, taps, fill, count))
 
 static void nearest(const struct kernels *kernels, uint8_t *to, const struct taps_of_warp *taps, uint32_t *places,
                     int64_t count)

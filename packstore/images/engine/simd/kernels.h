@@ -27,24 +27,22 @@ extern const uint8_t natural_place[256], paired_place[256];
 #include "kernels.def"
 #endif
 
-/* Defines both implementations of a loop by its body, the inline function NAME_of(): the compiler turns it into vector
+/* Defines both implementations of a loop by one expression, of inline functions that the compiler turns into vector
  * instructions by itself. */
+#define PLAIN_LOOP(result, name, parameters, expression)                                                               \
+    result name##_plain parameters                                                                                     \
+    {                                                                                                                  \
+        return expression;                                                                                             \
+    }
 #ifdef HAS_VECTORS
-#define BOTH_LOOPS(target, name, parameters, arguments)                                                                \
-    void name##_plain parameters                                                                                       \
+#define BOTH_LOOPS(target, result, name, parameters, expression)                                                       \
+    PLAIN_LOOP(result, name, parameters, expression)                                                                   \
+    target result name##_vector parameters                                                                             \
     {                                                                                                                  \
-        name##_of arguments;                                                                                           \
-    }                                                                                                                  \
-    target void name##_vector parameters                                                                               \
-    {                                                                                                                  \
-        name##_of arguments;                                                                                           \
+        return expression;                                                                                             \
     }
 #else
-#define BOTH_LOOPS(target, name, parameters, arguments)                                                                \
-    void name##_plain parameters                                                                                       \
-    {                                                                                                                  \
-        name##_of arguments;                                                                                           \
-    }
+#define BOTH_LOOPS(target, result, name, parameters, expression) PLAIN_LOOP(result, name, parameters, expression)
 #endif
 
 const struct kernels *choose_kernels(bool plain);
