@@ -11,7 +11,8 @@
  *   idct.c         the inverse DCT: that of libjpeg-turbo, bit for bit
  *   colours.c      upsampling and colours: likewise
  * shape/    pixels to the size, type and layout that is wanted
- *   resize.c       antialiased bilinear resizing: that of torch for uint8, bit for bit
+ *   taps.c         the weights of resizing: those of torch for uint8, bit for bit
+ *   resize.c       antialiased resizing by these
  *   planes.c       the same of floating point: that of torch, but for the last bits
  *   place.c        pixels that are not resized: cut out, padded, mirrored
  *   convert.c      types and layouts: normalised bytes, planes, interleaved channels

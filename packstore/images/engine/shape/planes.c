@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-/* Makes taps like make_taps() in resize.c. The weights are those of _compute_indices_min_size_weights_aa(), which mixes
+/* Makes taps like make_taps() in taps.c. The weights are those of _compute_indices_min_size_weights_aa(), which mixes
  * float32 and float64. Each pixel has equally many, some of them zeros, all for existing source pixels. */
 static enum outcome make_float_taps(struct float_taps *taps, struct buffer *buffer, int64_t source, int64_t target,
                                     int64_t from, int64_t count, bool mirrored)

@@ -6,6 +6,8 @@
 #include "../core/requests.h"
 #include "../simd/kernels.h"
 
+enum { LOW_BITS = 11 }; /* of weights of 22 bits */
+
 /* For each pixel of an axis: its first source pixel, and the weights of its source pixels. */
 struct taps {
     int32_t *at;
@@ -37,9 +39,11 @@ struct resizing {
     int64_t read, made;                           /* rows taken from the source; finished rows */
 };
 
-/* resize.c */
+/* taps.c */
 enum outcome make_taps(struct taps *, struct buffer *, int64_t source, int64_t target, int64_t from, int64_t count,
                        bool mirrored, int multiple);
+
+/* resize.c */
 enum outcome begin_resizing(struct resizing *, struct worker *, const struct task *);
 void resize_rows(struct resizing *, const uint8_t *a, const uint8_t *b);
 enum outcome resize(struct resizing *, struct worker *, const struct task *, const uint8_t *pixels, int64_t nbytes,
