@@ -147,7 +147,7 @@ _SPELLINGS = {
     "switch_prob": "weights=, such as (0.7, 0.3) for a switch_prob of 0.3",
     "width": "size=(height, width)",
 }
-"""What arguments of other libraries are called here. Holds for classes that have the argument before ``=``."""
+"""Our arguments by their names in other libraries, for classes that have the argument before ``=``."""
 
 _BY_RANK = "the loader divides the indices among ranks; give each rank the same sampler"
 _MIXES = "BatchMixer has it: mix=BatchMixer([MixUp(0.8), CutMix(1.0)], {}=…)"
@@ -232,7 +232,7 @@ class CheckedArguments(KnownArguments):
 def unknown_operation_argument(called: Callable[..., Any], name: str) -> UnknownArgumentError:
     """Returns the error for an unknown argument ``name`` of a class or function of :mod:`packstore.augment`.
 
-    Its advice is the argument that ``name`` means in other libraries, or an argument of similar spelling.
+    It names the argument that ``name`` means in other libraries, or proposes one of similar spelling.
     """
     title, meant = called.__name__, None
     spelling = _SPELLINGS.get(name, "")
@@ -245,8 +245,8 @@ def unknown_operation_argument(called: Callable[..., Any], name: str) -> Unknown
 def unknown_argument(called: type, name: str) -> UnknownArgumentError:
     """Returns the error for an unknown argument ``name`` of ``PackedLoader`` or ``PackedDataset``.
 
-    Its advice is the argument that ``name`` means in other libraries, the other class if that has it, or an argument of
-    similar spelling.
+    It names the argument that ``name`` means in other libraries. Failing that, it names the other class if that has the
+    argument, or proposes an argument of similar spelling.
     """
     title, meant = called.__name__, _MEANT[called.__name__].get(name)
     other, example = _OTHER[title]
@@ -266,7 +266,7 @@ def _list_arguments(called: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _unknown_argument(called: Callable[..., Any], name: str, title: str, meant: str | None) -> UnknownArgumentError:
-    """Returns the error for an unknown argument of what ``title`` names, with ``meant`` as its advice."""
+    """Returns the error for an unknown argument of the class or function ``title``, with ``meant`` as its advice."""
     # No advice yet: propose the argument of most similar spelling.
     if meant is None:
         alike = difflib.get_close_matches(name, _list_arguments(called), 1)

@@ -34,7 +34,8 @@ class Cost:
 def compute_costs(manifest: Manifest, nbytes: int, budget: int, nodes: int = 1, batch_size: int = 256) -> list[Cost]:
     """Computes the requests and bytes of reading a store whose shards are at a URL.
 
-    A full shuffle of a store that exceeds the cache is an estimate: a record that is not cached fetches a whole shard.
+    The cost of a full shuffle is an estimate for a store larger than the cache: each record that is not cached fetches
+    a whole shard.
     Lanes use the order and window of a loader with one rank per node.
 
     Args:

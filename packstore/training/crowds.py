@@ -1,4 +1,4 @@
-"""Leaves crowd regions out of what a model learns from, as torchvision's detection reference does."""
+"""Leaves out crowd regions, so that models do not learn from them, as torchvision's detection reference does."""
 
 from __future__ import annotations
 

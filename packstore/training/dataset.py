@@ -105,8 +105,8 @@ class PackedDataset(ItemDataset):
         transform: Called with each image of the column ``image``. With ``output="tensor"`` and ``"dict"`` the engine
             runs torchvision's crops, resizes, flips and conversions, with equal pixels and random numbers. A pipeline
             of torchvision that has ``ToTensor``, ``PILToTensor`` or ``ToImage`` begins with a PIL image. A transform
-            must not move pixels if masks, boxes or keypoints are loaded. Beside these, torchvision's transforms that
-            move pixels are refused, and so are other functions unless :class:`packstore.augment.InPlace` wraps them.
+            must not move pixels if masks, boxes or keypoints are loaded. Then torchvision's transforms that move pixels
+            are refused, and other functions need :class:`packstore.augment.InPlace` around them.
         target_transform: Called with each label.
         transforms: Called with the values of an item, as torchvision's datasets do: ``transforms(image, target)``.
             Instead of the other two.

@@ -68,8 +68,8 @@ class Lanes:
 
     Attributes:
         starts: First record of each non-empty shard.
-        lanes: Number of lanes. At most ``window``, at most one for each shard, and at most a quarter of the shards (or
-            12 if that is more).
+        lanes: Number of lanes: at most ``window``, at most one for each shard, and at most 12 or a quarter of the
+            shards, whichever is more.
         depth: Shards per window of a lane: ``window`` divided by the lanes, at least one.
     """
 

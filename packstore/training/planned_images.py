@@ -1,4 +1,4 @@
-"""PIL images that are cropped, resized and mirrored before they are decoded: the engine then makes only what is left.
+"""PIL images that are cropped, resized and mirrored before they are decoded: the engine makes only the final pixels.
 
 torchvision's transforms call methods of a PIL image with the parameters that they have drawn. A :class:`PlannedImage`
 notes crops, resizes and flips as a :class:`Cut`; whatever else needs its pixels gets them, as from any image of Pillow.
@@ -54,7 +54,7 @@ class PlannedImage(Image.Image):
         cut: Crop, resize and mirroring, planned so far.
         is_upside_down: Mirrored top to bottom as the last step.
         is_tensor: It stands for a tensor: resizes then are torch's.
-        colours: Operations on the colours of what the cut shows, and warps that keep its size, of one step each.
+        colours: Steps after the cut: operations on colours, and warps that keep the size.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class PixelSource(NamedTuple):
     Attributes:
         channels: 3, or 1 for gray.
         pixels: All pixels, ``(H, W, C)`` and contiguous, if they are in memory.
-        requests: Otherwise requests to the engine, of which this image is one.
+        requests: Otherwise requests to the engine for several images, among them this one.
         row: Index of this image's request.
         max_pixels: Most pixels of an image file.
         read_whole: Reads all pixels, if the engine refuses a file.
@@ -276,7 +276,7 @@ class PlannedBatch:
     """Images of several records of a store, to be planned.
 
     Attributes:
-        sizes: Height and width of each image; 0 and 0 for one of which the engine does not know the size.
+        sizes: Height and width of each image; 0 and 0 if the engine does not know them.
     """
 
     def __init__(self, pictures: ImageReader, reader: Reader, records: NDArray[np.int64], max_pixels: int) -> None:

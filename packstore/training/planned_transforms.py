@@ -1,12 +1,12 @@
 """Transforms of torchvision on planned images: the user's objects draw, and the image notes what to do.
 
-Pixels equal those of torchvision with PIL images: bit for bit, but for blurring, where at most one value in 10,000
-differs by 1 because torch sums in another order, and for AugMix, where under one value in 100 differs by 1, and few by
-more, since its operations are torch's. Transforms that are not here call methods of the image.
+Pixels equal those of torchvision with PIL images, bit for bit, with two exceptions. After blurring, at most one value
+in 10,000 differs by 1, because torch sums in another order. After AugMix, under one value in 100 differs by 1, and few
+by more, because its operations are torch's. Transforms that are not here call methods of the image.
 
-torchvision's functions change colours of PIL images by Pillow's, which need pixels. So transforms that call them run as
-a subclass, whose methods find functions in their place that add a step to the image. AugMix calculates with tensors, so
-its methods find a stand-in for one. No code of torchvision is changed.
+torchvision changes the colours of PIL images by functions of Pillow, which need pixels. So its transforms run as a
+subclass that finds other functions in their place, which add a step to the image. AugMix calculates with tensors, so
+its subclass finds a stand-in for a tensor. No code of torchvision is changed.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _draw_crop(transform: Any, image: PlannedImage) -> tuple[int, int, int, int]
         return box
     drawn = _draw_fitting_crop(image, transform.scale, transform.ratio)
     if drawn is None:
-        with torch.random.fork_rng(devices=[]):  # those of the attempts, none of which fits
+        with torch.random.fork_rng(devices=[]):  # the numbers of ten attempts were drawn already
             drawn = transform.get_params(image, (100, 100), transform.ratio)
     return drawn
 
@@ -121,14 +121,14 @@ def _take_logarithms(*values: float) -> list[float]:
 
 @functools.cache
 def _draws_same_crops(get_params: Callable[..., Any]) -> bool:
-    """Tells if a function draws the crops of :func:`_draw_fitting_crop`, from as many numbers."""
+    """Tells if a function draws the crops of :func:`_draw_fitting_crop`, from equally many numbers."""
     image = plan_pixels(np.zeros((32, 41, 3), np.uint8))
     with torch.random.fork_rng(devices=[]):
         for seed in range(32):
             results = []
             for draw in (get_params, _draw_fitting_crop):
                 torch.default_generator.manual_seed(seed)
-                # The next number shows if both have drawn as many.
+                # The next number shows if both have drawn equally many.
                 results.append((draw(image, (0.2, 1.0), (0.5, 1.5)), torch.rand(1).item()))
             if results[0] != results[1]:
                 return False

@@ -24,9 +24,9 @@ def mark_records(error: Exception, ids: Array) -> None:
 
 
 def note_records(error: Exception, reader: Reader, ids: Array) -> None:
-    """Adds a note to an exception that names the store and the records it is about: the marked ones, or else ``ids``.
+    """Adds a note to an exception that names the store and its records: the marked ones, or ``ids`` without a mark.
 
-    Adds one note only, and none to an error of packstore without a mark: its text says what is wrong.
+    Adds only one note to an exception. Adds none to an error of packstore without a mark, whose text says enough.
     """
     marked = getattr(error, _MARK, ids)
     if marked is None or (isinstance(error, PackstoreError) and not hasattr(error, _MARK)):

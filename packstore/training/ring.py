@@ -310,7 +310,7 @@ class Ring:
     def get_buffer(self, slot: Slot, number: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Returns host buffer ``number`` of a slot as a tensor of this shape and dtype.
 
-        Allocates a new buffer if there is none, or if it has another dtype or is too small. The content is undefined.
+        Allocates a new buffer if none has this dtype, or the present one is too small. The content is undefined.
         """
         while len(slot.buffers) <= number:
             slot.buffers.append(None)

@@ -1,11 +1,11 @@
 """Keeps torch from starting its own threads inside our threads.
 
 torch distributes work of more than 32,768 elements over a thread pool. If every core already runs one of our threads,
-the two compete (a mirrored 224 x 224 image: 8 ms of processor time instead of 26 µs, with two of our threads on two
-cores). torch has one number of threads per process (``torch.set_num_threads``); OpenMP, on which its pool is built, has
-one per calling thread, so it is set there directly. If that is impossible, as outside Linux,
-:func:`is_single_threaded` returns False, and work is cut into pieces below 32,768 elements. That takes more calls, each
-of which releases and reacquires the GIL (crops of JPEG files: 1 to 2 percent fewer images a second).
+the two compete (a mirrored 224 x 224 image: 8 ms of CPU time instead of 26 µs, with two of our threads on two cores).
+torch has one number of threads per process (``torch.set_num_threads``); OpenMP, on which its pool is built, has one per
+calling thread, so it is set there directly. If that is impossible, as outside Linux, :func:`is_single_threaded` returns
+False, and work is cut into pieces below 32,768 elements. That takes more calls, each of which releases and reacquires
+the GIL (crops of JPEG files: 1 to 2 percent fewer images a second).
 """
 
 from __future__ import annotations

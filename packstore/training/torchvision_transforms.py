@@ -1,8 +1,8 @@
 """Runs torchvision's transforms of a dataset's ``transform=`` with the engine, as if each image were a PIL image.
 
-The user's own objects draw their parameters: they are called with a :class:`PlannedImage`, which notes crops, resizes
-and flips, and gives its pixels to whatever else needs them. So random numbers are those of this torchvision, whatever
-its version. Conversions to tensors that follow become a table, which the engine applies.
+The user's own objects draw their parameters, so random numbers are those of the installed torchvision. They are called
+with a :class:`PlannedImage`, which notes crops, resizes and flips, and makes its pixels if anything else needs them.
+Conversions to tensors become a table, which the engine applies.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class _Role(Enum):
 
 @dataclass(frozen=True)
 class TransformPlan:
-    """Division of a list of transforms into what is planned and what is called as it is.
+    """Division of a list of transforms into planned ones and others.
 
     Attributes:
         steps: The transforms in order, with their roles.
         takes_pil: The first is called with a PIL image; otherwise with a tensor.
-        given: The user's transforms, of which containers are copied for ``steps``.
+        given: The user's transforms; ``steps`` has copies of containers.
         tables: Results of :meth:`_tabulate` by number of channels.
     """
 
@@ -200,9 +200,9 @@ class TransformPlan:
 
 
 def plan_transform(transform: Any) -> TransformPlan | None:
-    """Divides a user's transform into what is planned and what is called as it is.
+    """Divides a user's transforms into planned ones and others.
 
-    Returns None for a transform that is to be called as it is, with the image that the dataset has by default.
+    Returns None if the transform should simply be called with the image that the dataset has by default.
     """
     steps = [*flatten_transforms(transform)]
     takes_pil = _takes_pil(steps)

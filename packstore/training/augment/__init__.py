@@ -1,8 +1,8 @@
-"""Augmentations in torchvision's words, for whole batches, with random numbers that depend on the record alone.
+"""Augmentations in torchvision's words, for whole batches, with random numbers that depend only on the record.
 
-An operation works on a batch of a loader's images, on any device. Geometric ones can instead be planned for images of
-any sizes, so that only the pixels they need are decoded and resized; most others draw a program, which the engine can
-run on each image while it is in the cache. Either way the same seed gives the same images.
+An operation works on a batch of a loader's images, on any device. Geometric operations can also be planned for images
+of any sizes: then only the pixels that they show are decoded and resized. Most other operations draw a program, which
+the engine can run on each image while it is in the cache. Either way the same seed gives the same images.
 """
 
 from importlib import import_module

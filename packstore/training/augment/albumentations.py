@@ -97,7 +97,7 @@ class Albumentations(Operation):
             limits: ``min_area`` and ``min_visibility`` of boxes.
 
         Returns:
-            All values: those that the pipeline changed, and the others themselves.
+            All values by name; unchanged values are the same objects.
         """
         given, results = _Record(values, columns), dict(values)
         try:

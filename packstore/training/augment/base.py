@@ -100,7 +100,7 @@ class GeometricOperation(Operation):
 
     @property
     def samplings(self) -> set[int]:
-        """Interpolations that the operation may use: indices in :data:`SAMPLINGS`. By default bilinear alone."""
+        """Interpolations that the operation may use: indices in :data:`SAMPLINGS`. By default only bilinear."""
         return {0}
 
     @property

@@ -230,7 +230,7 @@ class RandomCrop(FixedSizeOperation):
         return top, draws.integers(size[1] + 2 * padding - columns + 1, 1) - padding
 
     def _check_size(self, size: Sequence[int]) -> None:
-        """Raises :class:`UsageError` if images of ``size`` are too small for the crop or its padding, or too large."""
+        """Raises :class:`UsageError` unless the size of images suits the crop and its padding."""
         check_padding(self, (self.padding,) * 4, (size[0], size[1]))
         (rows, columns), (height, width) = self._size_pair, size
         padded = height + 2 * self.padding, width + 2 * self.padding
@@ -401,8 +401,8 @@ _FIRST_ATTEMPTS = 2
 def crop_composes_after(size: Size, before: Sequence[GeometricOperation]) -> bool:
     """Tells if a crop of ``size`` can follow the operations ``before`` in one :class:`Crops`.
 
-    It cannot if an earlier crop has fewer rows or columns: a :class:`Crops` keeps only the last window, which would
-    show pixels around the earlier crop instead of zeros.
+    It cannot if an earlier crop has fewer rows or columns. A :class:`Crops` keeps only the last window: around the
+    earlier crop it would show pixels instead of zeros.
     """
     crops = [op.output_size for op in before if isinstance(op, CenterCrop | RandomCrop)]
     return all(c is not None and size[0] <= c[0] and size[1] <= c[1] for c in crops)

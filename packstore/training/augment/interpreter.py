@@ -41,7 +41,7 @@ _CHUNK_BYTES = 1 << 20
 def run_program(images: Tensor, program: Program, name: str = "", units: Units | None = None) -> Tensor:
     """Runs ``program`` on a copy of ``images``. Returns ``images`` themselves if the program does nothing.
 
-    The engine runs it on uint8 RGB on the CPU; otherwise :func:`run_by_torch` does, which also raises the errors.
+    The engine runs it on uint8 RGB on the CPU. :func:`run_by_torch` runs it on other images, and raises the errors.
     """
     if not program["code"].any():
         return images

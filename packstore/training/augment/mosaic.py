@@ -60,7 +60,7 @@ class Mosaic(CheckedArguments):
         """Draws which images of a batch each mosaic shows, and their positions.
 
         With probability ``p``, a mosaic has four tiles around the point. The record's own image is above and left of
-        it. Otherwise the own image is alone, centred.
+        it. Other mosaics have only the own image, centred.
 
         Args:
             draws: Draws of the batch's records, numpy.
@@ -83,7 +83,7 @@ class Mosaic(CheckedArguments):
                 continue
             y, x = int(points[0][row]), int(points[1][row])
             sources = [row, *others[row].tolist()]
-            # Images above the point end there, others begin there; likewise those before it.
+            # Above and left of the point an image ends at it, below and right an image begins at it.
             corners = ((above, before) for above in (True, False) for before in (True, False))
             tiles.append(
                 [

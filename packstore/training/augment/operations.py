@@ -158,7 +158,7 @@ def output_size(ops: Sequence[Step], size: Size | None = None) -> Size | None:
 
 
 def too_large_error(size: Size) -> UsageError:
-    """Returns the error for operations that make images of ``size``, which are too large."""
+    """Returns the error for operations that make images of ``size``, more pixels than an image may have."""
     return UsageError(
         f"augment= makes images of {size[0]}x{size[1]} pixels, more than the {MAX_PIXELS:,} that an image may have: "
         "choose smaller sizes"

@@ -39,7 +39,7 @@ class PerImage(Operation):
     On the CPU the decoding threads make the calls, if all earlier operations run while decoding. They do so for
     functions that should be stateless:
 
-    - torchvision's transforms that draw from torch alone. During a call torch uses a generator of the thread.
+    - torchvision's transforms that draw only from torch. During a call torch uses a generator of the thread.
     - Any ``fn`` with ``threads=True``. The same generator is used.
     - Any ``fn`` with ``generator=True``. It receives the generator.
 
@@ -50,8 +50,8 @@ class PerImage(Operation):
     Args:
         fn: Called with a tensor ``(C, H, W)``. Returns one.
         generator: Call ``fn(image, generator=…)``, with a seeded :class:`torch.Generator` on the image's device.
-        threads: Promise that ``fn`` is thread-safe, and draws no numbers or from torch alone (not from :mod:`random` or
-            numpy). This cannot be checked.
+        threads: Promise that ``fn`` is thread-safe, and draws random numbers only from torch, if at all (not from
+            :mod:`random` or numpy). This cannot be checked.
 
     Raises:
         UsageError: ``fn`` is not callable, or takes no ``generator``. When called: ``fn`` returns anything but tensors
@@ -160,7 +160,7 @@ _OTHERS = {"Lambda", "RandomChoice", "RandomOrder", "RandomTransforms"}
 
 
 def _draws_from_torch(part: Any) -> bool:
-    """Tells if a function is known to draw random numbers from torch alone."""
+    """Tells if a function is known to draw random numbers only from torch."""
     name, module = type(part).__name__, type(part).__module__
     if isinstance(part, InPlace):
         return True  # the function in it is tested separately

@@ -154,7 +154,7 @@ def can_draw_program(part: Any) -> bool:
 
 
 def contains_geometry(part: Any) -> bool:
-    """Tells if an operation contains crops, resizes or others that cannot draw programs."""
+    """Tells if an operation contains a crop, a resize or another operation that cannot draw programs."""
     parts = part.transforms if isinstance(part, ProgramOperation) and hasattr(part, "transforms") else ()
     return any(not can_draw_program(each) for each in parts)
 

@@ -37,7 +37,7 @@ def check_area(height: int, width: int, size: Size) -> None:
 def resize_shown(
     pixels: NDArray[Any], size: Size, window: tuple[int, int, int, int], sampling: str = "bilinear"
 ) -> tuple[NDArray[Any], tuple[int, int, int, int]]:
-    """Resizes pixels ``(H, W, C)`` to ``size``, or only the part in the window if that is small.
+    """Resizes pixels ``(H, W, C)`` to ``size``; of a small window, computes only the part in it.
 
     Returns the pixels, and the window in them (top, left, height, width). It may exceed them, as ``window`` may exceed
     ``size``.

@@ -208,7 +208,7 @@ def place_boxes(
         area = box_areas(shown)
         keep = area >= min_area
         if min_visible > 0:
-            # Both by the same rounded arithmetic, so that a box of which nothing is cut off has all of its area.
+            # Both by the same rounded arithmetic, so that a box that is not cut has exactly its whole area.
             keep &= area >= min_visible * box_areas(move_boxes(placement, boxes, rows, clip=False))
     return shown, keep
 

@@ -333,9 +333,9 @@ class DrawnOperations:
             self._boxes = BatchBoxes(move_boxes(Placement((move,), self._sizes), corners, rows, clip=True), rows)
 
     def find_large_rows(self) -> dict[int, Size]:
-        """Returns the images that operations would make too large: by row, the height and width that are too large.
+        """Returns the images that operations would make too large: their rows, with the excessive height and width.
 
-        That is more pixels than an image may have, and than the image itself has.
+        Too large means more pixels than an image may have, and than the image itself has.
         """
         moved = [stage.move.crops for stage in self._stages if stage.move is not None]
         areas = [sizes.prod(1) for crops in moved for sizes in (crops.size, crops.window[:, 2:])]
@@ -359,7 +359,7 @@ class DrawnOperations:
     def first_cut(self, row: int) -> tuple[Cut, int]:
         """Combines the first operations into one cut of the image of ``row``, which the engine can do while decoding.
 
-        Stops at an operation that is no crop, that cannot be joined, or that pads with anything but 0.
+        Stops before an operation other than a crop, a crop that cannot be joined, and padding with anything but 0.
 
         Returns the cut, and the number of operations in it.
         """
@@ -374,8 +374,8 @@ class DrawnOperations:
     def run_on_image(self, row: int, image: Tensor, done: int = 0) -> Tensor:
         """Runs all operations but the first ``done`` on the image of ``row``, ``(1, C, H, W)``, and returns the result.
 
-        Raises :class:`UsageError` if a user's function changes the size before other operations, unless these are drawn
-        for its results. Raises :class:`DecodeError` if an operation after it would make too many pixels.
+        Raises :class:`UsageError` if a user's function changes the size, although later operations were drawn for the
+        old size. Raises :class:`DecodeError` if an operation after it would make too many pixels.
         """
         image = self._run_stages(row, image, done)
         if not self._rest:
