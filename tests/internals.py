@@ -455,6 +455,7 @@ if TYPE_CHECKING:
     from packstore.training.augment.base import SAMPLINGS, Crops, GeometricOperation, Operation, Size
     from packstore.training.augment.crop import source_index
     from packstore.training.augment.crop_arithmetic import log_uniform
+    from packstore.training.augment.cut import Cut, write_crop
     from packstore.training.augment.detection import BatchBoxes
     from packstore.training.augment.distributions import beta, dirichlet, uniform
     from packstore.training.augment.interpreter import run_by_torch, run_program
@@ -465,7 +466,6 @@ if TYPE_CHECKING:
         plan_each,
         plan_operations,
         split_operations,
-        write_crop,
     )
     from packstore.training.augment.policies import write_steps
     from packstore.training.augment.resample import crop_and_resize_each, resize_by_products, resize_shown
@@ -482,7 +482,7 @@ if TYPE_CHECKING:
     )
     from packstore.training.augment.thread_generator import ThreadGenerator
     from packstore.training.augment.timm_operations import OPERATIONS as TIMM_OPERATIONS
-    from packstore.training.augment.unequal import Cut, DrawnOperations
+    from packstore.training.augment.unequal import DrawnOperations
     from packstore.training.augment.units import Units
     from packstore.training.augment.views import View, parse_views
     from packstore.training.coco_masks import coco_masks

@@ -22,7 +22,7 @@ from packstore.images.engine import MODES, OutputFormat, Requests, get_engine
 from packstore.images.orientation import read_orientation
 from packstore.images.programs import GEOMETRIC, Code, Program, new_program, step, warp_as_pillow
 from packstore.stores import Reader
-from packstore.training.augment.unequal import Cut
+from packstore.training.augment.cut import Cut
 from packstore.training.pictures import ImageReader, read_seek_indexes
 from packstore.training.record_notes import note_records
 from packstore.training.values import as_numpy

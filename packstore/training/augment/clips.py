@@ -6,8 +6,8 @@ import numpy as np
 from torch import Tensor
 
 from packstore.images.programs import Code
+from packstore.training.augment.cut import Cut
 from packstore.training.augment.targets import Placement
-from packstore.training.augment.unequal import Cut
 from packstore.training.augment.warp_kernels import warp_affine, warp_perspective
 from packstore.training.augment.warp_targets import Warp
 
@@ -24,7 +24,7 @@ def place_clip(placement: Placement, row: int, clip: Tensor) -> Tensor:
             frames = _warp_frames(move, row, cut(frames))
             cut = Cut.full(frames.shape[-2], frames.shape[-1])
             continue
-        own = Cut.for_image(move, row)
+        own = Cut.of_row(move.crops, row, move.pads)
         joined = cut.compose(own)
         if joined is None:
             frames, joined = cut(frames), own

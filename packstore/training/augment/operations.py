@@ -7,21 +7,17 @@ from itertools import takewhile
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from packstore.core.errors import UsageError
 from packstore.images.sniff import MAX_PIXELS
-from packstore.training.augment.base import SAMPLINGS, Crops, GeometricOperation, Operation, Size, Step
-from packstore.training.augment.crop import source_index
+from packstore.training.augment.base import Crops, GeometricOperation, Operation, Size, Step
 from packstore.training.augment.flips import RandomHorizontalFlip
 from packstore.training.augment.geometry import RandomCrop
 from packstore.training.augment.in_place import InPlace
 from packstore.training.augment.program_operation import contains_geometry
-from packstore.training.augment.resample import resize_shown
 from packstore.training.augment.steps import is_per_image
-from packstore.training.augment.units import check_fill
 from packstore.training.random_draws import Draws
 
 ONE_SIZE = "RandomResizedCrop(224) to train, or Resize(256) and CenterCrop(224) to validate"
@@ -163,43 +159,3 @@ def too_large_error(size: Size) -> UsageError:
         f"augment= makes images of {size[0]}x{size[1]} pixels, more than the {MAX_PIXELS:,} that an image may have: "
         "choose smaller sizes"
     )
-
-
-def write_crop(pixels: NDArray[Any], crops: Crops, index: int, out: NDArray[Any]) -> None:
-    """Writes image ``index`` into ``out``: the pixels of its box, resized, cropped and mirrored as in ``crops``.
-
-    Args:
-        pixels: ``(h, w, C)``, the box's pixels or a smaller version of them. Strides must not be negative.
-        crops: numpy crops.
-        index: Index of the image.
-        out: ``(H, W, C)`` of the same dtype, with the height and width of the window. Every byte is written.
-
-    Raises:
-        DecodeError: As :func:`~packstore.training.augment.resample.resize`.
-    """
-    size, window = tuple(crops.size[index].tolist()), tuple(crops.window[index].tolist())
-    if pixels.shape[:2] != size:
-        sampling = SAMPLINGS[0 if crops.sampling is None else crops.sampling[index]]
-        pixels, window = resize_shown(pixels, size, window, sampling)
-    (height, width), (top, left, rows, columns) = pixels.shape[:2], window
-    y0, y1 = max(0, -top), min(rows, height - top)
-    x0, x1 = max(0, -left), min(columns, width - left)
-    if (y0, y1, x0, x1) != (0, rows, 0, columns):
-        if out.dtype.kind in "iu":
-            check_fill(crops.fill, np.iinfo(out.dtype))
-        out[:] = crops.fill
-    if crops.pads != "constant":
-        inner_y, inner_x = (
-            source_index(np.arange(first, first + count), length, crops.pads).clip(0, length - 1)
-            for first, count, length in ((top, rows, height), (left, columns, width))
-        )
-        out[:] = pixels[inner_y[:, None], inner_x]
-    elif y0 < y1 and x0 < x1:
-        out[y0:y1, x0:x1] = pixels[top + y0 : top + y1, left + x0 : left + x1]
-    if crops.flip is not None and crops.flip[index]:
-        # torch mirrors pixels of three bytes 15 times as fast as numpy. In pieces below 32,768 elements, because larger
-        # ones it would share out to other threads, of which there is one for each image already.
-        step = max(1, 32767 // max(1, columns * out.shape[2]))
-        for start in range(0, rows, step):
-            piece = torch.from_numpy(out[start : start + step])
-            piece.copy_(piece.flip(1))

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -16,171 +15,22 @@ from packstore.core.errors import UsageError
 from packstore.images.programs import Program
 from packstore.images.sniff import MAX_PIXELS
 from packstore.training.augment.base import (
-    SAMPLINGS,
     Crops,
     GeometricOperation,
     Operation,
-    PaddingMode,
     Size,
     Step,
-    is_channels_last,
 )
-from packstore.training.augment.crop import source_index
+from packstore.training.augment.cut import Cut
 from packstore.training.augment.detection import BatchBoxes, RandomIoUCrop
 from packstore.training.augment.interpreter import run_program
 from packstore.training.augment.program_operation import ProgramOperation, contains_geometry, operation_name
-from packstore.training.augment.resample import check_area, resize, resize_shown
+from packstore.training.augment.resample import check_area
 from packstore.training.augment.steps import is_per_image, may_resize
 from packstore.training.augment.targets import Move, Placement, draw_program_by_size, move_boxes
-from packstore.training.augment.units import Units, fill_like
+from packstore.training.augment.units import Units
 from packstore.training.augment.warp_targets import Warp, find_warps
 from packstore.training.random_draws import Draws
-
-_Four = tuple[int, int, int, int]
-
-
-class Cut(NamedTuple):
-    """Crop of one image, perhaps resized, padded and mirrored. A row of :class:`Crops`, with the same attributes."""
-
-    box: _Four
-    size: Size
-    window: _Four
-    flip: bool = False
-    pads: PaddingMode = "constant"
-    fill: float | tuple[float, ...] = 0
-    sampling: int = 0
-
-    @classmethod
-    def full(cls, height: int, width: int) -> Cut:
-        """Returns the cut that shows a whole image."""
-        return cls((0, 0, height, width), (height, width), (0, 0, height, width))
-
-    @classmethod
-    def for_each_image(cls, move: Move) -> list[Cut]:
-        """Returns the cut of each image in a batch's ``move``."""
-        crops = move.crops
-        none = [0] * len(crops)
-        return [
-            cls(tuple(box), (size[0], size[1]), tuple(window), bool(flip), move.pads, crops.fill, sampling)
-            for box, size, window, flip, sampling in zip(
-                crops.box.tolist(),
-                crops.size.tolist(),
-                crops.window.tolist(),
-                none if crops.flip is None else crops.flip.tolist(),
-                none if crops.sampling is None else crops.sampling.tolist(),
-                strict=True,
-            )
-        ]
-
-    @classmethod
-    def for_image(cls, move: Move, row: int) -> Cut:
-        """Returns the cut of image ``row`` in a batch's ``move``."""
-        crops = move.crops
-        box, size, window = (tuple(each[row].tolist()) for each in (crops.box, crops.size, crops.window))
-        flip = crops.flip is not None and bool(crops.flip[row])
-        sampling = 0 if crops.sampling is None else int(crops.sampling[row])
-        return cls(box, size, window, flip, move.pads, crops.fill, sampling)
-
-    @property
-    def resizes(self) -> bool:
-        """True if the box is resized."""
-        return self.size != self.box[2:]
-
-    @property
-    def reaches_out(self) -> bool:
-        """True if the window exceeds the resized box."""
-        top, left, height, width = self.window
-        return min(top, left) < 0 or top + height > self.size[0] or left + width > self.size[1]
-
-    def compose(self, other: Cut) -> Cut | None:
-        """Combines this cut and the cut after it into one cut, with at most one resize.
-
-        Returns None if one cut cannot do both:
-
-        - Both resize.
-        - The second resizes padding of the first.
-        - The second shows pixels outside the first. One cut can, if the first shows its whole box and the second pads
-          it.
-        - The first resizes, and the second pads with a fill that is not 0.
-        """
-        top, left, height, width = self.window
-        if not other.resizes:
-            tall, wide = other.window[2:]
-            down, across = other.box[0] + other.window[0], other.box[1] + other.window[1]
-            # Without a second resize, only the window changes.
-            pads, fill = self.pads, self.fill
-            if min(down, across) < 0 or down + tall > height or across + wide > width:
-                # The second cut exceeds the first window: the source may have pixels there, or other padding.
-                hides = self.resizes and other.fill != 0  # the engine has zeros around resized boxes
-                if self.window != (0, 0, *self.size) or hides or other.box != (0, 0, height, width):
-                    return None
-                pads, fill = other.pads, other.fill
-            window = top + down, left + _unmirror_left(across, wide, width, self.flip), tall, wide
-            return self._replace(window=window, flip=self.flip != other.flip, pads=pads, fill=fill)
-        if self.resizes or self.reaches_out:
-            return None
-        # The second box, in pixels of the source.
-        y, x, rows, columns = other.box
-        x = self.box[1] + left + _unmirror_left(x, columns, width, self.flip)
-        box = self.box[0] + top + y, x, rows, columns
-        down, across, tall, wide = other.window
-        across = _unmirror_left(across, wide, other.size[1], self.flip)
-        window = down, across, tall, wide
-        return Cut(box, other.size, window, self.flip != other.flip, other.pads, other.fill, other.sampling)
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """Returns the pixels of one image, or of several of one size, ``(B, C, H, W)``. May return a view.
-
-        Raises :class:`DecodeError` if it would make an image of too many pixels.
-        """
-        top, left, height, width = self.box
-        images = images[..., top : top + height, left : left + width]
-        window = self.window
-        if self.reaches_out:
-            check_area(height, width, (window[2], window[3]))
-        if self.resizes and len(images) == 1 and self.pads == "constant":
-            pixels = images[0].permute(1, 2, 0).numpy()
-            pixels, window = resize_shown(pixels, self.size, window, SAMPLINGS[self.sampling])
-            images = torch.from_numpy(pixels).permute(2, 0, 1)[None]
-        elif self.resizes:
-            images = resize(images, self.size, SAMPLINGS[self.sampling])
-        top, left, rows, columns = window
-        if self.reaches_out:
-            images = self._pad_window(images, window)
-        else:
-            images = images[..., top : top + rows, left : left + columns]
-        return images.flip(-1) if self.flip else images
-
-    @property
-    def area(self) -> int:
-        """Number of pixels that the cut computes, at most."""
-        height, width = self.window[2:]
-        if self.resizes and (self.sampling != 0 or self.pads != "constant"):  # as resize_shown
-            height, width = max(height, self.size[0]), max(width, self.size[1])
-        return height * width
-
-    def _pad_window(self, images: Tensor, window: _Four) -> Tensor:
-        """Returns a window of resized ``images``, with padding outside them."""
-        (height, width), (top, left, rows, columns) = images.shape[-2:], window
-        if self.pads != "constant":
-            y, x = (
-                source_index(torch.arange(first, first + count), length, self.pads).clip(0, length - 1)
-                for first, count, length in ((top, rows, height), (left, columns, width))
-            )
-            return images[..., y[:, None], x]
-        layout = torch.channels_last if is_channels_last(images) else torch.contiguous_format
-        padded = torch.empty((*images.shape[:2], rows, columns), dtype=images.dtype, memory_format=layout)
-        padded[:] = fill_like(self.fill, images)
-        y0, y1 = max(0, -top), min(rows, height - top)
-        x0, x1 = max(0, -left), min(columns, width - left)
-        if y0 < y1 and x0 < x1:
-            padded[..., y0:y1, x0:x1] = images[..., top + y0 : top + y1, left + x0 : left + x1]
-        return padded
-
-
-def _unmirror_left(left: int, cut_width: int, width: int, flip: bool) -> int:
-    """Returns the first column of a crop in the image before mirroring."""
-    return width - cut_width - left if flip else left
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +57,7 @@ class DrawnOperation:
     def cuts(self) -> list[Cut]:
         """Cut of each image by :attr:`move`. Asserts that there is a move."""
         assert self.move is not None
-        return Cut.for_each_image(self.move)
+        return Cut.of_rows(self.move.crops, self.move.pads)
 
     def run_on_image(self, row: int, image: Tensor) -> Tensor:
         """Runs the program or function on the image of ``row``, ``(1, C, H, W)``, and returns the result.

@@ -19,7 +19,7 @@ from packstore.core.modes import Mode
 from packstore.images.engine import MODES, MOST_SIDE, Requests, get_engine
 from packstore.images.programs import Program, join_programs
 from packstore.training.augment.base import Crops, GeometricOperation, Size, Step
-from packstore.training.augment.operations import output_size, plan_each, write_crop
+from packstore.training.augment.operations import output_size, plan_each
 from packstore.training.augment.program_operation import can_draw_program
 from packstore.training.loader.rows import RowFormat, SizeError, engine_supports, height_width
 from packstore.training.random_draws import Draws
@@ -260,6 +260,8 @@ class DrawnLook(Drawn):
         """Cuts the crop of a row out of an image, ``(H, W, C)``, and writes it into the row.
 
         Raises :class:`DecodeError` as :func:`~packstore.training.augment.resample.resize`."""
+        from packstore.training.augment.cut import write_crop
+
         top, left, height, width = self.crops.box[row].tolist()
         made = np.empty((1, *self.size, pixels.shape[2]), pixels.dtype)
         box = np.ascontiguousarray(pixels[top : top + height, left : left + width])
