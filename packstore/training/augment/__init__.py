@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from packstore.training.augment.mosaic import Mosaic
     from packstore.training.augment.per_image import PerImage
     from packstore.training.augment.policies import AugMix, AutoAugment, RandAugment, ThreeAugment, TrivialAugmentWide
-    from packstore.training.augment.recipes import RECIPES, Recipe, recipe
+    from packstore.training.augment.recipes.recipe import RECIPES, Recipe, recipe
     from packstore.training.augment.repeated import RASampler
     from packstore.training.augment.sizes import Pad, RandomResize, RandomShortestSize, ScaleJitter
     from packstore.training.augment.timm_policies import TimmAugment
@@ -63,7 +63,7 @@ _MODULES = {
         "augment.mosaic": "Mosaic",
         "augment.per_image": "PerImage",
         "augment.policies": "AugMix AutoAugment RandAugment ThreeAugment TrivialAugmentWide",
-        "augment.recipes": "RECIPES Recipe recipe",
+        "augment.recipes.recipe": "RECIPES Recipe recipe",
         "augment.repeated": "RASampler",
         "augment.sizes": "Pad RandomResize RandomShortestSize ScaleJitter",
         "augment.timm_policies": "TimmAugment",

@@ -119,7 +119,7 @@ def as_operations(augment: Any, use: str = "use ") -> tuple[Any, ...]:
     flat: list[Any] = []
     for operation in augment:
         if isinstance(operation, str):
-            from packstore.training.augment.auto_augment_tables import make_timm_augment
+            from packstore.training.augment.recipes.policy_tables import make_timm_augment
 
             flat.append(make_timm_augment(operation))
         elif _is_sequential(operation):
@@ -135,8 +135,8 @@ def as_operations(augment: Any, use: str = "use ") -> tuple[Any, ...]:
 
 def _recipe_or_policy(name: str) -> list[Any]:
     """Returns the operations of a recipe, or a list with a policy of timm."""
-    from packstore.training.augment.auto_augment_tables import TIMM_BEGINNINGS
-    from packstore.training.augment.recipes import recipe
+    from packstore.training.augment.recipes.policy_tables import TIMM_BEGINNINGS
+    from packstore.training.augment.recipes.recipe import recipe
 
     # A policy has a dash after a known beginning.
     beginning, dash, _ = name.partition("-")

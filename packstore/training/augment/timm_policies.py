@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
 from packstore.images.programs import INTERPOLATIONS, Code, Program, new_program, pack_warp_flags
-from packstore.training.augment.auto_augment_tables import TIMM_BEGINNINGS, TIMM_POLICIES
 from packstore.training.augment.base import Size
 from packstore.training.augment.distributions import box_muller
 from packstore.training.augment.policies import draw_chain_weights, mix_chains
 from packstore.training.augment.program_operation import ProgramOperation, check_interpolation, parse_fill
+from packstore.training.augment.recipes.policy_tables import TIMM_BEGINNINGS, TIMM_POLICIES
 from packstore.training.augment.timm_operations import OPERATIONS, Floats, ParameterWriter
 from packstore.training.random_draws import Draws
 

@@ -9,7 +9,6 @@ from typing import Any, Never
 
 from packstore.core.errors import UsageError
 from packstore.training.arguments import unknown_operation_argument
-from packstore.training.augment.auto_augment_tables import make_timm_augment
 from packstore.training.augment.base import Step
 from packstore.training.augment.colour import (
     ColorJitter,
@@ -25,6 +24,7 @@ from packstore.training.augment.geometry import RandomCrop, RandomResizedCrop, R
 from packstore.training.augment.logic import Compose, RandomApply, RandomChoice
 from packstore.training.augment.mixing import BatchMixer, CutMix, MixUp
 from packstore.training.augment.policies import RandAugment, ThreeAugment, TrivialAugmentWide
+from packstore.training.augment.recipes.policy_tables import make_timm_augment
 from packstore.training.augment.sizes import RandomResize, RandomShortestSize
 
 IMAGENET_MEAN = (124, 116, 104)

@@ -1,0 +1,1 @@
+"""Recipes by name, and the tables of policies."""
