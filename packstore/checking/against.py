@@ -29,7 +29,7 @@ _CAPPED = 256
 
 
 class SourceComparison(SourceRecords):
-    """Compares the records of an open store with the entries of a source; also their order, columns, classes, and
+    """Compares the records of an open store with the entries of a source, and their order, columns, classes, and
     lists and counts of files.
 
     Finds an entry's record by the hash of its key. A missing record is therefore a single difference, and the records

@@ -94,7 +94,7 @@ class FoundRecord(NamedTuple):
 
 
 class RecordWalk(ABC):
-    """A walk over a damaged store, which finds for each record its proven values, or the reason that there are none.
+    """A walk over a damaged store that finds the proven values of each record, or why there are none.
 
     Attributes:
         manifest: Manifest of the damaged store.

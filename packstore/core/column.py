@@ -123,8 +123,9 @@ def list_user_columns(columns: Iterable[Column]) -> list[Column]:
 
 
 def find_class_column(columns: Sequence[Column], objects: str | None) -> Column | None:
-    """Returns the first column with the classes of the rows of the column ``objects``, such as boxes; None if there is
-    none. Flags such as ``iscrowd`` are no classes."""
+    """Returns the first column with the classes of the rows of ``objects``, such as boxes, or None. Flags such as
+    ``iscrowd`` are no classes.
+    """
     beside = (column for column in columns if objects is not None and column.parallel == objects)
     return next((column for column in beside if column.traits.has_classes and column.name not in FLAGS), None)
 

@@ -80,8 +80,8 @@ class Normalization:
     - Pixels of 16 bits become ``(x / 65535 - mean) / std``.
     - Pixels without an upper bound are not scaled: ``(x - mean) / std``.
 
-    Raises :class:`ManifestError` for values that are not finite, deviations that are not positive, and different
-    lengths. Raises it, too, if there are no or too many channels, or if black or white would become infinite.
+    Raises :class:`ManifestError` for values that are not finite, deviations that are not positive, different lengths,
+    no or too many channels, and if black or white would become infinite.
     """
 
     mean: tuple[float, ...]

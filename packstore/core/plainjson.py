@@ -47,8 +47,7 @@ def parse_float64(text: str) -> float:
 
 
 def find_long_number(data: str | bytes) -> str:
-    """Finds a number with more digits than Python converts; returns words for it that follow the name of the data, or
-    ``""``.
+    """Finds a number with more digits than Python converts; returns words about it for a message, or ``""``.
 
     Python refuses such numbers because of the time they take: they are no fault of the data.
     """

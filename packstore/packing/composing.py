@@ -273,8 +273,7 @@ class Composition:
 
 
 def sum_columns(columns: Sequence[Column], pieces: Iterable[Piece], written: Sequence[Manifest]) -> list[Column]:
-    """Returns the columns of a store with their bytes in all its shards: those linked, and those of the stores
-    ``written``.
+    """Returns the columns of a store with their bytes in all its shards, those linked and those ``written``.
 
     Reads the shards' manifests if only a part of a store is linked.
     """
@@ -358,8 +357,8 @@ def list_linkable_shards(reader: Reader, format: str, columns: Sequence[Column])
 
 
 def link_whole_shards(copied: CopiedRecords, linkable: ShardList | None) -> list[Piece]:
-    """Returns the pieces of some records, in ascending order: links to shards whose records are all among them, copies
-    of the others.
+    """Returns the pieces of some records, in ascending order: links to shards that are wanted whole, copies of
+    others.
 
     ``linkable``: all shards of their store; None copies everything.
     """

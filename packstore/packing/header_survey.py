@@ -212,8 +212,9 @@ def find_pixel_question(
 
 @contextmanager
 def ask_about_lossy_image(source: Source, survey: Survey, options: ConvertOptions, reading: Reading) -> Iterator[None]:
-    """Adds answers, tried on the image, to an error about an image that would lose something: one that
-    :func:`survey_headers` did not look at."""
+    """Adds tried answers to an error about an image that would lose something, which :func:`survey_headers` did not
+    see.
+    """
     try:
         yield
     except PixelLossError as error:

@@ -322,8 +322,9 @@ def _recorded_array_names(packed_as: Manifest, options: SourceOptions) -> dict[s
 
 
 def _recorded_texts(packed_as: Manifest | None, name: str) -> tuple[str, ...]:
-    """Returns the texts of an option (``ignore``, ``splits``, ``columns``) that a store was packed with; empty if there
-    are none, or they are damaged."""
+    """Returns the texts of an option (``ignore``, ``splits``, ``columns``) that a store was packed with, if there are
+    any.
+    """
     recorded = None if packed_as is None else packed_as.options.get(name)
     try:
         texts = json.loads(recorded) if isinstance(recorded, str) else ()

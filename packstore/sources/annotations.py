@@ -233,7 +233,7 @@ def _annotation_phrase(
 
 
 def _count_rows(tree: Tree, path: str, suffix: str) -> set[int]:
-    """Returns the possible numbers of rows of a file: of an array, of lines, or of items of JSON and its lists."""
+    """Returns the possible numbers of rows of a file: of an array, of lines, or of JSON's lists."""
     text = tree.first_bytes(path, _COUNTED_BYTES if suffix != ".npy" else _BYTES).strip()
     if array := _NPY_ROWS.match(text):
         return {int(array[1])}

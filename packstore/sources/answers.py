@@ -302,7 +302,7 @@ def _propose_answers(place: Path, tree: Tree, options: SourceOptions, alone: boo
 
 
 def _name_columns(tree: Tree) -> Iterator[Answer]:
-    """Yields the answers that name the column of images in a table, as is needed if most of its images are missing."""
+    """Yields the answers that name the column of images in a table."""
     from packstore.sources.table.reading import SUFFIXES, read_table
 
     for file in (each.file for each in find_other_annotations(tree) if each.phrase.endswith(NAMES_IMAGES)):

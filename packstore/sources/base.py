@@ -415,8 +415,9 @@ class Source(ABC):
         return entries
 
     def workers(self) -> int:
-        """Returns the best number of reading threads: 32 for a URL, since each waits for a server; else the number of
-        cores."""
+        """Returns the best number of reading threads: 32 for a URL, whose server is waited for, else the number of
+        cores.
+        """
         return _REMOTE_WORKERS if isinstance(self.path, UrlPath) else default_workers()
 
     def nbytes(self, entry: Entry) -> int:
@@ -430,8 +431,8 @@ class Source(ABC):
         return islice(self.entries(split), 0, count * step, step)
 
     def follow_store(self, manifest: Manifest) -> None:
-        """Takes over what a store recorded about its source, unless the options say it, since this source will be
-        appended to that store. Does nothing in this base.
+        """Takes over what a store recorded about its source, unless the options say it: this source will be appended
+        to it. Does nothing in this base.
         """
         return
 

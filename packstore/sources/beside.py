@@ -39,7 +39,7 @@ def is_folder(tree: Tree, path: str) -> bool:
 
 
 def is_file(tree: Tree, path: str) -> bool:
-    """Tells if a regular file is at ``path``; False for a pipe or a device, and if nothing can be reached there."""
+    """Tells if a regular file is at ``path``, and not a pipe or a device; False if nothing can be reached there."""
     try:
         return tree.stat(path).size >= 0
     except OSError:

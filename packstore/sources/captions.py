@@ -142,7 +142,7 @@ def _read_bare_lines(tree: Tree, file: str) -> Iterator[tuple[str, str, str, str
 
 
 def _read_table(tree: Tree, file: str) -> Iterator[tuple[str, str, str, str]]:
-    """Yields place, image, caption and split of each row of a table with a header; a cell may be a list of captions."""
+    """Yields place, image, caption or list of captions, and split of each row of a table with a header."""
     for place, cells in read_table(tree, file, header=True):
         columns = _find_columns(cells)
         image, captions, *split = (cells[name] for name in columns or cells)
@@ -177,8 +177,7 @@ def find_caption_files(tree: Tree) -> list[str]:
 
 
 def _begins_like_captions(tree: Tree, file: str) -> bool:
-    """Tells if a file begins with a header of captions, with an object of captions, or with an image and its
-    caption."""
+    """Tells if a file begins with a header or an object of captions, or with an image and its caption."""
     if _has_bare_lines(tree, file):
         return True
     try:

@@ -135,7 +135,7 @@ class CompanionsSource(FileRowSource):
 
     @cached_property
     def _palette(self) -> Palette | None:
-        """Palette that fits the column ``mask``, at the top or in a folder of masks or above it; None for none."""
+        """Palette that fits the column ``mask``, from the top, or a folder of masks or above it."""
         if "mask" not in self._columns:
             return None
         folders = (file.rpartition("/")[0] for file in islice(self._list_files(self._columns["mask"]), _PROBED))
@@ -184,8 +184,9 @@ class CompanionsSource(FileRowSource):
         return []
 
     def _has_longer_stem(self, image: str, stem: str, name: str) -> bool:
-        """Tells if a file belongs to another image beside ``image``, whose name is longer: ``a_b_0.png`` to ``a_b.jpg``
-        and not to ``a.jpg``."""
+        """Tells if a file belongs to another image with a longer name: ``a_b_0.png`` to ``a_b.jpg`` and not to
+        ``a.jpg``.
+        """
         folder, _, own = image.rpartition("/")
         last = stem.rpartition("/")[2]
         before, found, _ = own.partition(last)
@@ -313,9 +314,7 @@ class CompanionsSource(FileRowSource):
             raise SourceError(f"{printable(str(self.path))}: --{option} {text!r}: {error}") from None
 
     def _name_folders(self, folders: Iterable[str]) -> dict[str, str]:
-        """Returns the class folder of each folder of images: the first part of its path that is not in all, without
-        splits.
-        """
+        """Returns the class folder of each folder of images: the first part of its path that not all share."""
         paths = {
             folder: [part for part in folder.split("/") if part and not (folder in self._split_of and find_split(part))]
             for folder in folders

@@ -51,9 +51,7 @@ class ConversationSource(DocumentSource):
 
 
 def _parse_conversation(entry: Any) -> tuple[list[str], Any]:
-    """Returns the paths of a conversation's images, and a pair: the values of its columns, and its other content or
-    None.
-    """
+    """Returns the paths of a conversation's images, and a pair of the values of its columns and its other content."""
     name = next((name for name in _TURNS if isinstance(entry, dict) and name in entry), "")
     turns = entry[name] if name else None
     keys = {*_TURNS.get(name, ())}

@@ -459,7 +459,7 @@ def _raise_used_up(path: Path) -> Iterator[Any]:
 
 
 def _describe_value(value: Any) -> Any:
-    """Returns JSON that differs if a plain value differs: a digest of bytes and arrays, size and time of a file."""
+    """Returns JSON that identifies a plain value: digests of bytes and arrays, size and time of a file."""
     if isinstance(value, np.ndarray):
         return [str(value.dtype), value.shape, xxhash.xxh3_128_hexdigest(value.tobytes())]
     if isinstance(value, (bytes, bytearray, memoryview)):

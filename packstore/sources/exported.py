@@ -191,7 +191,7 @@ class ExportedRows(RowSource):
         return np.ascontiguousarray(value)
 
     def _yield_rows(self, split: str) -> Iterator[Row]:
-        """Yields the rows of a split with the keys of their records; ``ref`` is the record's number and the row's own
+        """Yields the rows of a split with the keys of their records; ``ref`` is the record's number and the row's
         ``ref``.
         """
         numbers, count = self.ranges[split], 0

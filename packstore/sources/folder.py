@@ -59,8 +59,11 @@ class FolderSource(Source):
         return self.tree.read(entry.key, entry.size_bytes, entry.modified_ns, self.max_bytes)
 
     def read_together(self, entries: Sequence[Entry]) -> Sequence[bytes | None]:
-        """Reads small files together, see :meth:`Source.read_together`. Returns None for all if their mean size is 16
-        KiB or more. Also returns None for all if one is no regular file, or has no suffix of images."""
+        """Reads small files together, see :meth:`Source.read_together`.
+
+        Returns None for all if their mean size is 16 KiB or more, or if one is no regular file or has no suffix of
+        images.
+        """
         if sum([entry.size_bytes for entry in entries]) >= _SMALL * len(entries):
             return [None] * len(entries)
         suffixes = {entry.key[entry.key.rfind(".") :] for entry in entries}

@@ -112,8 +112,9 @@ class Files:
         return sorted(self._tree.list(self.path(folder)).directories)
 
     def lines(self, name: str, separator: str | None = None, skip: int = 0, comment: str = "\n") -> Iterator[list[str]]:
-        """Yields the fields of each line of a text file, without the first ``skip`` lines, blank lines, and lines that
-        begin with ``comment``."""
+        """Yields the fields of each line of a text file, without ``skip`` lines, blank ones, and those that begin
+        with ``comment``.
+        """
         table = self._read_table(name, separator, skip)
         shown = table.name
         for line in table:
@@ -402,8 +403,7 @@ class _Columns:
         return found.split
 
     def make_fields(self) -> tuple[dict[str, Field], tuple[str, ...]]:
-        """Makes the field of each column that exists, the image included. Also returns the names of columns whose files
-        do not exist."""
+        """Makes the field of each column that exists, and lists the columns whose files do not exist."""
         fields: dict[str, Field] = {"image": Image()}
         for name in dict.fromkeys((*self._declared, *self._firsts)):
             field: Any = self._declared.get(name) or self._guess(name)

@@ -437,8 +437,7 @@ class ClipsSource(FrameFilesSource):
         return self._has_several
 
     def _find_problem(self) -> str:
-        """Returns the reason why folders are no clips; empty if they are: all files are numbered frames, of one size
-        and at one depth."""
+        """Returns why folders are no clips, or ``""``: clips are numbered frames of one size, at one depth."""
         path = printable(str(self.path))
         if not self._sizes:
             return f"{path}: no file can be read"

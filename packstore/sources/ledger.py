@@ -215,8 +215,7 @@ def file_counts(ledger: Ledger) -> FileCounts:
 
 
 def _folder_skip_reason(folder: str) -> str | None:
-    """Returns the reason for leaving out all files of a folder because of its path: hidden, or the system's; else
-    None."""
+    """Returns why all files of a folder are left out, hidden or the system's; None if they are not."""
     passed = next(filter(is_passed_over, filter(None, folder.split("/"))), None)
     return None if passed is None else skip_reason(passed)
 

@@ -442,7 +442,7 @@ class LsunSource(LmdbSource):
 
 
 def _parse_name(path: Path) -> tuple[str, str]:
-    """Returns split and class in the name of an LMDB of LSUN's; no class for ``test``, and no split for other names."""
+    """Returns split and class in the name of an LMDB of LSUN's; both may be empty."""
     match = _NAME.fullmatch(path.name)
     return (match[2] or match[3], match[1] or "") if match else ("", "")
 

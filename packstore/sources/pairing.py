@@ -234,7 +234,7 @@ def _files_go_together(tree: Tree, ends: tuple[int, int], pair: tuple[FolderCont
 
 
 def _may_share(one: FolderContents, other: FolderContents) -> bool:
-    """Tells if two folders may have files of the same names: some stems are equal, or first names differ by a text."""
+    """Tells if two folders may have files of the same names, by equal stems or by how first names differ."""
     if any(each.count_shared(one.images) for each in _list_kinds(other)):
         return True
     bases = []
@@ -324,7 +324,7 @@ def _adds_word_to_names(tree: Tree, relation: Relation) -> bool:
 
 
 def _are_forms(tree: Tree, relation: Relation, pictures: Sequence[Pair]) -> bool:
-    """Tells if the pictures of each pair are forms of one scene, by words in their names, or else by how they look."""
+    """Tells if the pictures of each pair are forms of one scene, by words in their names or by how they look."""
     from packstore.sources.resemblance import differ_in_colour, have_own_sizes, resemble
 
     one, other, within = relation.one, relation.other, relation.folders is None

@@ -116,8 +116,9 @@ def join_phrases(found: Sequence[SuspectedAnnotation]) -> str:
 
 
 def leave_out(found: Sequence[SuspectedAnnotation]) -> list[Answer]:
-    """Returns the answer that leaves out suspected annotations; empty if some have no pattern, or if there are more
-    than eight."""
+    """Returns the answer that leaves out suspected annotations; empty if a pattern is missing, or they are more than
+    eight.
+    """
     patterns = list(dict.fromkeys(chain.from_iterable(each.patterns for each in found)))
     if not (0 < len(patterns) <= _MOST_PATTERNS and all(each.patterns for each in found)):
         return []

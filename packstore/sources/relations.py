@@ -160,8 +160,9 @@ def list_affixes(name: str) -> Sequence[tuple[Affix, str]]:
 
 
 def list_glued_affixes(name: str, names: Sequence[str]) -> Iterator[tuple[Affix, str]]:
-    """Yields the affixes of a name that no edge divides from the stem of another name: ``mask`` of ``maskpearl.png``
-    beside ``pearl.jpg``. ``names`` are sorted."""
+    """Yields the affixes of a name that are glued to the stem of another: ``mask`` of ``maskpearl.png`` beside
+    ``pearl.jpg``. ``names`` are sorted.
+    """
     stem, dot, suffix = name.rpartition(".")
     if len(name) > _LONGEST or "." in stem or {*"*{="} & {*name}:
         return

@@ -157,7 +157,7 @@ def are_masks(pairs: Sequence[Pair], by_names: bool = True) -> bool:
 
 
 def _is_mask_of(mask: Picture, image: Picture, by_names: bool) -> bool:
-    """Tells if a picture is a mask of an image: by its colours and size, or by fewer edges than those of a scan."""
+    """Tells if a picture is a mask of an image, by its colours, its size or its few edges."""
     if not mask.is_mask or {image.width, image.height} != {mask.width, mask.height}:
         return False
     if mask.is_grey and not image.is_grey:
@@ -169,7 +169,7 @@ def _is_mask_of(mask: Picture, image: Picture, by_names: bool) -> bool:
 
 
 def have_own_sizes(pairs: Sequence[Pair]) -> bool:
-    """Tells if the two sizes of each pair are equal, or have the same ratio, and most would not fit the next pair."""
+    """Tells if the sizes of each pair are equal or have the same ratio, and would mostly not fit the next pair."""
     known = [
         ((one.width, one.height), (other.width, other.height))
         for one, other in pairs
@@ -188,8 +188,7 @@ def have_own_sizes(pairs: Sequence[Pair]) -> bool:
 
 
 def differ_in_colour(pairs: Sequence[Pair]) -> bool:
-    """Tells if all first pictures are in colour and all second ones grey, or the other way round, and the ratios of
-    their sizes do not vary."""
+    """Tells if one side of all pairs is in colour and the other grey, with one ratio of their sizes."""
     known = [(one, other) for one, other in pairs if one is not None and other is not None]
     ratios = {(round(one.width / other.width, 1), round(one.height / other.height, 1)) for one, other in known}
     if len(known) == len(pairs) and len(ratios) > max(1, len(known) // 2):
@@ -223,8 +222,7 @@ def resemble(pairs: Sequence[Pair]) -> bool:
 
 
 def _correlate(ones: NDArray[Any], others: NDArray[Any], shifts: Sequence[int] = _SHIFTS) -> NDArray[Any]:
-    """Returns the correlation ``(n, m)`` of the blocks ``(n, 16, 16)`` with the others ``(m, 16, 16)``, the largest of
-    those in all shifts."""
+    """Returns the largest correlation ``(n, m)``, over all shifts, of blocks ``(n, 16, 16)`` with others."""
     found = []
     for shift in shifts:
         left, right = max(0, shift), max(0, -shift)

@@ -455,7 +455,7 @@ class FileRowSource(TreeRowSource):
         return Row(key, ref, max(0, status.size), sum(sizes.values()), modified, changed, sizes)
 
     def _stat_value(self, value: InTree) -> tuple[InTree, FileStat]:
-        """Returns a value that is a file, and the file's size and times; the size is -1 if it is missing."""
+        """Returns a value that is a file, with the file's size (-1 if it is missing) and times."""
         status = self._stat_or_missing(value.file)
         if status.size >= 0:
             return value, status
@@ -501,8 +501,9 @@ class FileRowSource(TreeRowSource):
         return None if column == self.main else self.find_annotation_file(entry.ref) or None
 
     def find_annotation_file(self, ref: Any) -> str:
-        """Returns the path of the file with the annotation of a row, for messages: in this base its only file that is
-        no image. Empty if there is none, and for several."""
+        """Returns the path of the file with the annotation of a row, for messages: here, its only file that is no
+        image. Empty if there is none, and for several.
+        """
         rest = ref[-1].values() if isinstance(ref[-1], Mapping) else ()
         files = [each.file for value in rest for each in _list_files_of(value) if each.size_bytes >= 0]
         texts = [file for file in files if not file.lower().endswith(IMAGE_SUFFIXES)]

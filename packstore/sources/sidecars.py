@@ -31,7 +31,7 @@ _NO_WORDS = re.compile(r"\s*(<.*>|\[.*\]|\{.*\})\s*\Z|.*\0", re.S)
 
 
 def tell_type(suffix: str, contents: Sequence[bytes], encoding: str | None) -> str | None:
-    """Returns the type of sidecars, by the suffix of their names and the beginnings of some; None if all are empty."""
+    """Returns the type of sidecars by their suffix and the beginnings of some; None if all are empty."""
     if not any(contents):
         return None
     types = (("npy",) if suffix == ".npy" else ("json",) if suffix == ".json" else ("numbers",)) + ("text",)

@@ -45,7 +45,7 @@ _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 def find_split(name: str) -> str:
-    """Returns the split in the name of a file or folder: the word of :data:`SPLIT_ORDER` that is in it, in lower case.
+    """Returns the split in the name of a file or folder, a word of :data:`SPLIT_ORDER` in lower case.
 
     Only whole words count; case, digits and other characters separate them. ``train2017`` and ``TrainImages`` are
     ``train``, ``training_set`` is ``training``, ``test-dev`` is ``test``, ``train_val`` is ``trainval``. Returns

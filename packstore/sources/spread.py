@@ -27,8 +27,9 @@ _USUAL = (
 
 
 def list_usual_folders(tree: Tree, file: str, splits: Collection[str]) -> list[str]:
-    """Lists the folders that may have the images of a list: folders with usual names and with the names of ``splits``,
-    beside the file and one level above. These folders need not exist."""
+    """Lists the usual folders of the images of a list, beside the file and one level above, also those named like
+    ``splits``. These folders need not exist.
+    """
     beside = file.rpartition("/")[0]
     bases = [*dict.fromkeys((beside, beside.rpartition("/")[0]))]
     pattern = re.compile(rf"({'|'.join(map(re.escape, splits))})([_-]?(\d+|images?|imgs?))?", re.I)

@@ -120,8 +120,8 @@ def to_plain(field: Field, value: Any) -> Any:
     - Tensors and lists of tensors become arrays.
     - None and other values stay.
 
-    Raises :class:`ValueError` for pixels and lists of files that do not fit the field. Also raises it for torchvision's
-    boxes in another format than XYXY. Other values are checked when they are stored.
+    Raises :class:`ValueError` for pixels and lists of files that do not fit the field, and for torchvision's boxes in
+    another format than XYXY. Other values are checked when they are stored.
     """
     if value is None:
         return None

@@ -249,7 +249,7 @@ class WebDatasetSource(ShardSource):
         return columns | places
 
     def _make_question(self) -> AmbiguousSourceError:
-        """Makes the question which dot of a file's name ends the key, with the sample of the most files as example."""
+        """Makes the question which dot of a file's name ends the key, with an example."""
         largest = max(self._shard_indexes, key=lambda index: max(index.counts, default=0))
         example = largest.keys[largest.counts.index(max(largest.counts))]
         most = max(self._alike, key=len)
@@ -310,7 +310,7 @@ class WebDatasetSource(ShardSource):
         return "image" if "image" in images else choose_main_image(self.path, images, sorted(self._extensions)[:8])
 
     def _declare_column(self, extension: str, name: str, given: Sequence[Any]) -> Field:
-        """Returns the field of a column by the kind of its files, and of numbers and arrays by the values ``given``."""
+        """Returns the field of a column by the kind of its files; numbers and arrays need the values ``given``."""
         kind = content_kind(extension)
         if kind == "label":
             folder = self.path if self.path.is_dir() else self.path.parent

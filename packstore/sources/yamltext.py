@@ -16,8 +16,8 @@ _TAGS = "tag:yaml.org,2002:"
 
 
 def load_yaml(data: bytes) -> Any:
-    """Parses a YAML document into dicts, lists, and strings as they are written: ``007``, ``no`` and ``12:30`` stay
-    texts, and all keys are texts. A value that is not written is None. Creates no other objects.
+    """Parses a YAML document into dicts, lists and strings as they are written: ``007``, ``no`` and ``12:30`` stay
+    texts. All keys are texts. A value that is not written is None. Creates no other objects.
 
     Raises:
         ValueError: The data are not YAML, or have more than 1 MiB or 32 levels. Also for aliases, which could expand to

@@ -221,8 +221,9 @@ class Column:
 
     @property
     def declaration(self) -> tuple[Any, ...]:
-        """All attributes of the column except those that depend on the values, such as size and digest, and the frame,
-        which follows from the store's ``exif_transpose``."""
+        """All attributes of the column that do not depend on the values, as size and digest do. Without the frame,
+        which follows from the store's ``exif_transpose``.
+        """
         return (
             self.name, self.kind, self.dtype, self.shape, self.layout, self.classes,
             self.type, self.nullable, self.coordinates, self.parallel, self.mode,

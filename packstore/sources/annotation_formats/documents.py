@@ -72,8 +72,8 @@ class DocumentSource(AnnotatedSource, SpooledSource):
     Paths of images are relative to the file of annotations, or to a folder beside or above that file. A missing image
     may be in any other folder, if it is the only one of its name. Images that no file names are left out.
 
-    Opening parses all files, and raises :class:`SourceError` if there is none, or one is damaged. Also raises the
-    errors of :meth:`SpooledSource.spool_entries` and :func:`find_scattered`.
+    Opening parses all files. It raises :class:`SourceError` if there is none, or one is damaged, and the errors of
+    :meth:`SpooledSource.spool_entries` and :func:`find_scattered`.
 
     Attributes:
         absent_reason: Reason for leaving out entries without their images. If empty, such entries are bad samples.

@@ -84,7 +84,7 @@ class Picture:
         return self.read_size()
 
     def name_class(self, number: Any) -> str | None:
-        """Returns the name of a class by its number, or the number as name if it has none; None for None."""
+        """Returns the name of a class by its number, or the number as text; None for None."""
         known = parse_id(number)
         return None if number is None else self.classes.get(known, str(number if known is None else known))
 

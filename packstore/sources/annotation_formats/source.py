@@ -180,8 +180,10 @@ class AnnotatedSource(FileRowSource):
         """Yields the rows of a split with their annotations, and without the format's further files."""
 
     def load_annotation(self, value: Any) -> tuple[Any, Mapping[Any, str]]:
-        """Returns what the file has about an image, JSON or the bytes of its own file, and names of classes by number.
-        ``value`` is the value :attr:`raw` of its row; in this base, the content of its own file."""
+        """Returns what the file has about an image, and the names of classes by number. The former is JSON, or the
+        bytes of the image's own file. ``value`` is the value :attr:`raw` of its row; in this base, the content of
+        its own file.
+        """
         return value, {}
 
     def annotation_frame(self, kind: str) -> str | None:

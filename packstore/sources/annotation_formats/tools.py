@@ -169,7 +169,7 @@ def fiftyone(item: Any, picture: Picture) -> Parts:
 
 
 def _name_label(label: Any, picture: Picture) -> dict[str, Any]:
-    """Gives a label of ``labels.json``, an object or the number or name of a class, the form of a field of samples."""
+    """Converts a label of ``labels.json``, an object or the number or name of a class, to a field of samples."""
     value = label if isinstance(label, Mapping) else {"label": label}
     kind = "Detection" if "bounding_box" in value else "Classification"
     return {"_cls": kind, **value, "label": picture.classes.get(value["label"], str(value["label"]))}
@@ -280,7 +280,7 @@ def supervisely(content: Any, _: Picture) -> Parts:
 
 
 def _compute_bitmap_box(data: str, left: float, top: float) -> list[float]:
-    """Computes the box of a bitmap, a PNG file compressed by zlib in base64, from the size in the PNG header."""
+    """Computes the box of a bitmap, a PNG compressed by zlib in base64, from the size in the PNG header."""
     # The header is in the first 33 bytes; the rest stays compressed.
     png = zlib.decompressobj().decompress(base64.b64decode(data, validate=True), 33)
     if len(png) < 24 or not png.startswith(b"\x89PNG\r\n\x1a\n"):

@@ -56,7 +56,7 @@ _TakeRun = Callable[[Sequence[bytes], NDArray[np.int64]], bool]
 
 
 def is_tar(start: bytes) -> bool:
-    """Tells if a file may be a tar: its first bytes have the magic of a tar header, or of a compression."""
+    """Tells by its first bytes if a file may be a tar, plain or compressed."""
     return start[257:262] == b"ustar" or start.startswith(tuple(_MAGIC))
 
 
@@ -91,8 +91,9 @@ class OpenTar:
 
 
 def read_first_names(path: Path, count: int) -> list[str]:
-    """Returns the names of the first ``count`` plain files of a tar, or fewer if it has fewer or is damaged. Looks at
-    the first 32 MiB of a compressed tar. Raises :class:`SourceError` if the library for Zstandard is missing."""
+    """Returns the names of the first ``count`` plain files of a tar, fewer if it is short or damaged. Looks at the
+    first 32 MiB of a compressed tar. Raises :class:`SourceError` if the library for Zstandard is missing.
+    """
     kind, names = detect_compression(path), list[str]()
     with path.open("rb") as file:
         try:
@@ -244,8 +245,8 @@ def decompress_to_temporary(path: Path, kind: str, name: str) -> IO[bytes]:
 def write_temporary(pieces: Iterator[bytes], compressed: int, name: str) -> IO[bytes]:
     """Writes decompressed pieces to a temporary file without a name, and returns the temporary file.
 
-    ``compressed`` is the compressed size in bytes. Raises :class:`SourceError` for damage, and if the content is over 1
-    GiB and over 200 times ``compressed``. Also raises it if writing fails.
+    ``compressed`` is the compressed size in bytes. Raises :class:`SourceError` for damage, for content over 1 GiB and
+    over 200 times ``compressed``, and if writing fails.
     """
     total = 0
     with ExitStack() as stack:
@@ -291,6 +292,6 @@ def load_zstandard(name: str) -> Any:
 
 
 def states_utf8(member: tarfile.TarInfo) -> bool:
-    """Tells if the name of a member is UTF-8 for sure: a pax header has it, and does not say that it is binary."""
+    """Tells if a pax header has the name of a member, and does not say that it is binary: it is UTF-8 for sure."""
     pax = member.pax_headers
     return "path" in pax and pax.get("hdrcharset") != "BINARY" and not re.search("[\udc80-\udcff]", member.name)

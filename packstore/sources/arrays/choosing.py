@@ -320,9 +320,9 @@ def find_text_labels(roles: ArrayRoles) -> list[str]:
 
 
 def find_class_names(roles: ArrayRoles, blocks: BlockCache) -> tuple[str, ...] | None:
-    """Finds the names of the classes: those in an array of texts that has one for each class, or else the sorted
-    labels if these are texts. Reads all labels. Raises :class:`OSError` or :class:`ValueError` if labels or texts
-    cannot be read, or more than 1,048,576 of them differ.
+    """Finds the names of the classes: an array of texts with one for each class, or else the sorted labels if they
+    are texts. Reads all labels. Raises :class:`OSError` or :class:`ValueError` if labels or texts cannot be read, or
+    more than 1,048,576 of them differ.
     """
     names, texts, most = _read_class_names(blocks, roles.classes), set[str](), -1
     for part in roles.parts:
@@ -339,8 +339,7 @@ def find_class_names(roles: ArrayRoles, blocks: BlockCache) -> tuple[str, ...] |
 
 
 def _read_class_names(blocks: BlockCache, chosen: ColumnArray | None) -> tuple[str, ...]:
-    """Reads an array of names of classes; ``()`` for None, for repeated or empty names, and for more than 1,048,576
-    texts."""
+    """Reads an array of names of classes; ``()`` if there is none, or it cannot be one."""
     if chosen is None or chosen.length > _MAX_CLASSES:
         return ()
     names = tuple(chain.from_iterable(_read_texts(blocks, chosen)))

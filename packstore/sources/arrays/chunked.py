@@ -90,9 +90,11 @@ class _Hdf5Array(_LibraryArray):
 
 
 class Hdf5Source(ArraySource):
-    """Samples of HDF5 files. Opening raises :class:`SourceError` for damage, for links to other files or to nothing,
-    and for images or labels with values in other files. Also raises it if over 256 MiB of a dataset of numbers were
-    never written."""
+    """Samples of HDF5 files.
+
+    Opening raises :class:`SourceError` for damage, for links to other files or to nothing, for images or labels with
+    values in other files, and if over 256 MiB of a dataset of numbers were never written.
+    """
 
     kind = "hdf5"
     suffixes = (".h5", ".hdf5", ".he5", ".hdf")

@@ -57,8 +57,8 @@ class NpzSource(ArraySource):
 
 
 def open_numpy_file(opened: OpenArrays, path: Path) -> None:
-    """Adds the arrays of an ``.npz`` if the file is a zip, else that of an ``.npy`` with the name of the file. Bytes
-    ``x`` with ``x_offsets`` become one array of files. The first read verifies the CRC-32 of an array in a zip.
+    """Adds the arrays of an ``.npz``, or the one of an ``.npy`` under the name of the file. Bytes ``x`` with
+    ``x_offsets`` become one array of files. The first read verifies the CRC-32 of an array in a zip.
 
     Raises one of ``FAULTS`` for damaged headers or sizes, encryption, more than 10,000 arrays, a member of a zip that
     is no array, and two of one name.

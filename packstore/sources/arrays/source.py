@@ -238,9 +238,7 @@ class ArraySource(RowSource):
         return [replace(info, file=name or file.name if info.alone else name) for info in infos]
 
     def _find_unwritten(self) -> tuple[list[NDArray[np.bool_]], int]:
-        """Returns a mask of the samples whose image or label was never written, for each part, and the number of
-        missing chunks.
-        """
+        """Returns a mask of the samples whose image or label was never written, for each part, and missing chunks."""
         masks, chunks = [], 0
         for part in self._roles.parts:
             masks.append(np.zeros(part.length, np.bool_))
@@ -302,7 +300,7 @@ class ArraySource(RowSource):
         return len(self._read_first_row(chosen))
 
     def _read_first_row(self, chosen: ColumnArray) -> Any:
-        """Reads the first row of an array of files or texts; ``b""`` if there is none, or it cannot be read."""
+        """Reads the first row of an array of files or texts; ``b""`` if that fails."""
         with suppress(OSError, ValueError):
             return self._blocks.read_row(chosen, 0, 1) if chosen.length else b""
         return b""

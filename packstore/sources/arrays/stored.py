@@ -145,9 +145,7 @@ class FileArray(ABC):
         return None
 
     def find_unwritten(self, axis: int) -> tuple[int, NDArray[np.bool_]]:
-        """Returns the number of chunks that were never written, and a mask of the samples along ``axis`` without any
-        written chunk.
-        """
+        """Returns the number of chunks that were never written, and a mask of the samples without any written chunk."""
         found = self.list_written() if self.info.content == "numbers" else None
         if found is None:
             return 0, np.zeros(self.info.shape[axis], np.bool_)
@@ -366,7 +364,7 @@ def rows_per_block(info: ArrayInfo, axis: int) -> int:
     """Returns the number of rows to read at a time.
 
     - Files and texts: 8.
-    - Numbers: whole chunks, at least one, at most 1,024 rows and up to 1 MiB together.
+    - Numbers: 1 to 1,024 whole chunks, up to 1 MiB together.
     - Numbers in scattered rows (``axis`` above 0): at most 1,024 rows and up to 32 MiB.
 
     Raises :class:`SourceError` if one row or chunk exceeds 1 GiB.

@@ -238,7 +238,7 @@ def _open_datumaro(rest: str, options: SourceOptions, folder: Path) -> Opened:
 
 
 def _write_image(folder: Path, name: str, media: Any) -> None:
-    """Links to the file of an image of Datumaro, or writes a file for an image that is part of another file."""
+    """Links to the image file of Datumaro, or writes one for an image that is part of another file."""
     path = getattr(media, "path", None)
     if path and Path(path).is_file():
         _link_file(folder, name, Path(path))

@@ -286,8 +286,7 @@ class CocoSource(SpooledSource):
         return _UNREAD if unread else super().reason_to_leave_out(folder, name)
 
     def count_left_parts(self) -> Mapping[str, int]:
-        """Counts parts of files of annotations that no column holds, by reason: annotations of images that are
-        not listed, and panoptic masks that are missing."""
+        """Counts annotations of images that are not listed, and panoptic masks that are missing."""
         return dict(+self._ignored)
 
 

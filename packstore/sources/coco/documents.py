@@ -152,7 +152,7 @@ def _has_coco_name(name: str) -> bool:
 
 
 def _find_split(kind: str, token: str, folder: str) -> str:
-    """Returns the split of a file by ``token``, the part of its name after the kind, or else by its folder."""
+    """Returns the split of a file by ``token``, the part of its name after the kind, or by its folder."""
     known = find_split(token)
     if known or (kind and token not in _NO_SPLIT):
         # ``val2017`` is ``val``, and an unknown ``token`` is a split of its own.

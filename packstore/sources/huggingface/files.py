@@ -232,7 +232,7 @@ class ArrowSource(HfTableSource):
         return _ArrowFile(path)
 
     def locate_row(self, ref: Any) -> Location | None:
-        """Locates the image of a row in its file; None for a row without the bytes of an image, or a damaged one."""
+        """Locates the image of a row in its file; None if the row has no bytes of an image."""
         with suppress(ValueError):  # reported when it is read
             block = self.find_block(ref)
             number = next(number for number, column in enumerate(self.columns) if column.name == "image")
@@ -277,11 +277,11 @@ class ParquetSource(HfTableSource):
         super().__init__(path, options)
 
     def find_tables(self) -> Iterator[tuple[str, Path]]:
-        """Yields split and path of each Parquet file. A single file has the split ``""``; in a folder, the card or the
-        names tell the splits.
+        """Yields split and path of each Parquet file.
 
-        Raises :class:`SourceError` if numbered files are missing. Raises it also for a file of two splits, and for a
-        split of the card without files.
+        A single file has the split ``""``; in a folder, the card or the names tell the splits. Raises
+        :class:`SourceError` if numbered files are missing, for a file of two splits, and for a split of the card
+        without files.
         """
         if self.path.is_file():
             yield "", self.path

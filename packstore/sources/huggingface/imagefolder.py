@@ -33,8 +33,8 @@ _SEARCHED = 64 << 20
 
 
 class MetadataSource(TableSource):
-    """Source for an image folder with metadata files: tables with columns ``file_name``, ``*_file_name`` or
-    ``*_file_names``, whose paths are relative to the folder of the file.
+    """Source for an image folder with metadata files: tables with columns of paths called ``file_name``,
+    ``*_file_name`` or ``*_file_names``. Paths are relative to the folder of the file.
 
     Each row is a sample, in order. Later rows of one image have keys such as ``a.jpg#1``. Splits are those of
     ``datasets``. Opening raises :class:`SourceError` for bad metadata.

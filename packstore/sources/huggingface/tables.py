@@ -274,7 +274,7 @@ class HfTableSource(ShardSource):
 
     @contextmanager
     def _open_for_scan(self, number: int) -> Iterator[OpenTable]:
-        """Opens the table of a shard, and closes it at the end; errors in between get the name of the file."""
+        """Opens the table of a shard within the block; errors get the name of the file."""
         path = self.shards[number][1]
         try:
             with closing(self.open_shard(number)) as table:
@@ -404,9 +404,7 @@ class HfTableSource(ShardSource):
                 raise ValueError(f"the classes of {printable(name)!r} are not those of {first_name}")
 
     def _read_file(self, column: TableColumn, number: int, value: Any) -> Any:
-        """Returns the bytes of a file in table ``number``, or its path if the table has no bytes; other values
-        unchanged.
-        """
+        """Returns the bytes of a file in table ``number``, or its path if there are none; other values unchanged."""
         if isinstance(value, TableFile):
             if value.data is None and value.path is not None:
                 if not stays_in_folder(value.path):

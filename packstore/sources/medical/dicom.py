@@ -98,8 +98,9 @@ class DicomSource(HeaderScanSource):
         return ("",)
 
     def fields(self) -> Mapping[str, Field]:
-        """Returns the fields of the image and of the columns of its elements: kept ones as JSON, ``dicom``, and
-        ``file`` if whole files are kept."""
+        """Returns the fields of the image and of its elements; ``dicom`` has kept elements as JSON, ``file`` the
+        whole file.
+        """
         fields: dict[str, Field] = {"image": declare_image_field(self._mode)}
         fields |= {name: Array("int64") for name in ("patient", "study", "series", "instance", "frame")}
         fields |= {name: Array("float64", optional=True) for name in ("position", "slope", "intercept")}

@@ -127,8 +127,9 @@ def _read_position(dataset: Any, frame: int) -> float | None:
 
 
 def read_columns(dataset: Any, frame: int, kept: Sequence[str]) -> dict[str, Any]:
-    """Reads the columns of a frame: ``position``, ``slope`` and ``intercept`` (None if unknown), pairs of centre and
-    width as ``window``, and the ``kept`` elements as ``dicom``."""
+    """Reads the columns of a frame: ``position``, ``slope``, ``intercept``, ``window`` and the ``kept`` elements as
+    ``dicom``. Unknown numbers are None; ``window`` has pairs of centre and width.
+    """
     centers, widths = (_read_floats(dataset, frame, keyword) for keyword in ("WindowCenter", "WindowWidth"))
     elements = {keyword: find_element(dataset, frame, keyword) for keyword in kept}
     return {
@@ -175,8 +176,8 @@ class DicomHeader(NamedTuple):
 def read_header(
     read_start: Callable[[int], bytes], size: int, max_bytes: int, kept: Sequence[str]
 ) -> DicomHeader | None:
-    """Reads the header of a file: from its first 64 KiB, or from all of it if the pixels begin later. Returns None for
-    DICOM without pixels: a report, a plan, a directory.
+    """Reads the header of a file from its first 64 KiB, or from all of it if the pixels begin later. Returns None
+    for DICOM without pixels: a report, a plan, a directory.
 
     Args:
         read_start: Returns the first bytes of the file, as many as its argument says.

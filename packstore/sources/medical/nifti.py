@@ -242,11 +242,11 @@ class NiftiSource(HeaderScanSource):
                 yield make_row(key, both, (number, time, place), plane, 256 + values)
 
     def read_files(self, files: Sequence[FileRef], rest: Any) -> Mapping[str, Any]:
-        """Reads a slice as ``image``, with the header's columns. For volumes, reads ``volume``, and its middle slice as
-        ``image``.
+        """Reads a slice as ``image``, or a volume as ``volume`` with its middle slice as ``image``, and the header's
+        columns.
 
-        Values are as stored. Leaves out the mask if there is none. Raises :class:`ValueError` for a damaged file, and
-        for values that the mode does not hold. Raises it also for a mask that does not fit.
+        Values are as stored. Leaves out the mask if there is none. Raises :class:`ValueError` for a damaged file, for
+        values that the mode does not hold, and for a mask that does not fit.
         """
         number, time, place = rest
         header, data = self._read_volume(files[0])
@@ -285,7 +285,7 @@ class NiftiSource(HeaderScanSource):
         return super().reason_to_leave_out(folder, name)
 
     def _read_volume(self, file: FileRef) -> tuple[NiftiHeader, NDArray[Any]]:
-        """Reads the header of a file and its stored values, ``(I, J, K, T)``; keeps the last three files in memory."""
+        """Reads the header of a file and its stored values, ``(I, J, K, T)``; caches the last three files."""
         with self._lock:  # other threads, which read other slices, wait for the file
             return self._recent(file)
 

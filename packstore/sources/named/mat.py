@@ -75,8 +75,9 @@ def parse_array_start(start: bytes, order: str) -> tuple[str, tuple[tuple[int, .
 
 
 def to_whole_numbers(name: str, value: Any) -> NDArray[np.int64]:
-    """Converts whole numbers of any dtype to int64 ``(n,)``: a row or column, or a list of arrays of one number each.
-    Raises :class:`SourceError` for any other value."""
+    """Converts whole numbers of any dtype, a row, a column or a list of single ones, to int64 ``(n,)``. Raises
+    :class:`SourceError` for any other value.
+    """
     parts = value if isinstance(value, list) else [value]
     if not all(isinstance(each, np.ndarray) and each.size in (max(each.shape), 0) for each in parts):
         raise SourceError(f"{name} has something else instead of a row of numbers")

@@ -122,7 +122,7 @@ class FolderSetSource(FoundSource):
 
 
 def _parse_group(name: str, text: str | None) -> Any:
-    """Parses a group of a path: a class stays a text, and anything else is a whole number if it looks like one."""
+    """Parses a group of a path: a class stays a text, anything else becomes a whole number if it can."""
     if text == "00-1":  # junk of MARS
         return -1
     return int(text) if text and name not in _LABELS and re.fullmatch(r"-?\d+", text) else text

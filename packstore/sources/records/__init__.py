@@ -67,14 +67,15 @@ class ShardSource(RowSource):
 
     @classmethod
     def is_shard(cls, path: Path) -> bool:
-        """Tells by its first bytes if a file is a shard; False in this base, and if it cannot be read."""
+        """Tells by its first bytes if a file is a shard; False in this base and for an unreadable file."""
         return False
 
     @classmethod
     def recognise(cls, path: Path, options: SourceOptions) -> Certainty:
-        """Certain if ``path`` is a shard, or a folder of shards without images directly in it; possible if only names
-        fit. Tests at most 8 files of a folder and of its folders of splits: 4 with a suffix, and 4 without. One shard
-        suffices."""
+        """Certain if ``path`` is a shard, or a folder of shards without images in it; possible if only names fit.
+        Tests at most 8 files of a folder and of its folders of splits: 4 with a suffix, and 4 without. One shard
+        suffices.
+        """
         tree = open_tree(path) if path.is_dir() else None
         if tree is not None and tree.names("").ending(*IMAGE_SUFFIXES):
             return Certainty.NO
@@ -137,8 +138,8 @@ def refuse_damage(path: Path) -> Iterator[None]:
 def find_shards(
     path: Path, suffixes: tuple[str, ...], is_shard: Callable[[Path], bool] = lambda path: False
 ) -> list[tuple[str, Path]]:
-    """Finds the shards in a folder and in its folders ``train``, ``val`` …; returns split and path of each, in the
-    order of reading. A file is one shard without a split, and is not tested.
+    """Finds the shards in a folder and in its folders ``train``, ``val`` …, with their splits, in the order of
+    reading. A file is one shard without a split, and is not tested.
 
     The folder, or a part of the shard's name, names a split: ``imagenet-train-000042.tar``. Skips hidden files.
 
@@ -165,7 +166,7 @@ def find_shards(
 
 
 def _list_possible_shards(path: Path, suffixes: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
-    """Yields split and path of each file that may be a shard by its name, in a folder and its folders of splits."""
+    """Yields split and path of each file in a folder, and its folders of splits, that may be a shard by its name."""
     tree = open_tree(path) if path.is_dir() else None
     if tree is None:
         return

@@ -67,7 +67,8 @@ def is_tfrecord(path: Path) -> bool:
 
 def find_compression(path: Path) -> str | None:
     """Detects the compression of a file of records by its first bytes: ``gz``, ``bz2``, ``xz``, ``zst`` or ``zlib``;
-    returns None for plain records, and for any other file. Raises :class:`OSError`."""
+    else None. Raises :class:`OSError`.
+    """
     with path.open("rb") as file:
         start = file.read(HEADER)
     try:

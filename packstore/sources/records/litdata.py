@@ -31,7 +31,7 @@ _TYPES = {
 
 
 class LitdataSource(MdsSource):
-    """Source of LitData chunks that ``index.json`` names; with splits, ``train/index.json``, ``val/index.json`` …
+    """Source of LitData chunks that ``index.json`` names, or ``train/index.json``, ``val/index.json`` and so on.
 
     Opening refuses nested items, pickles, encryption and unknown formats."""
 

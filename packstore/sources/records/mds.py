@@ -45,7 +45,7 @@ _SIZED = {**{name: np.dtype(name).itemsize for name in NUMBERS}, "int": 8}
 
 
 class MdsSource(TypedSource):
-    """Source of MDS shards that ``index.json`` names; with splits, ``train/index.json``, ``val/index.json`` …
+    """Source of MDS shards that ``index.json`` names, or ``train/index.json``, ``val/index.json`` and so on.
 
     Opening raises :class:`SourceError` for a path without shards, a missing shard, shards with different columns, and
     pickles. Leaves out lists of images."""
@@ -81,9 +81,10 @@ class MdsSource(TypedSource):
                 yield from self.read_index_shards(split, index.parent, read_index(index))
 
     def read_index_shards(self, split: str, folder: Path, index: Mapping[str, Any]) -> Iterator[Shard]:
-        """Yields the shards that an index names, with number of samples and sizes of values as layout; the size of
-        values that each have their own is None. If an index names both forms of a shard, prefers the uncompressed file.
-        Raises :class:`ValueError` and other errors for a missing shard, another version and an invalid index."""
+        """Yields the shards that an index names, with number of samples and sizes of values as layout. A size is
+        None if values have different ones. If an index names both forms of a shard, prefers the uncompressed file.
+        Raises :class:`ValueError` and other errors for a missing shard, another version and an invalid index.
+        """
         for said in index["shards"]:
             if (said["format"], said["version"]) != ("mds", 2):
                 raise ValueError(f"found shards {said['format']!r:.20} {said['version']!r:.20}, expected mds 2")
@@ -120,8 +121,7 @@ class MdsSource(TypedSource):
         return spans
 
     def decode(self, type: ValueType, data: bytes, form: None = None) -> Any:
-        """Decodes a value by its encoding: a text, a number, JSON, pixels or an array; files and bytes stay as they
-        are."""
+        """Decodes a value by its encoding to a text, a number, JSON, pixels or an array; files and bytes stay."""
         decoder = _DECODERS.get(type.encoding, _DECODERS.get(type.kind))
         if decoder is not None:
             return decoder(data)

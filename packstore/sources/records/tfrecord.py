@@ -119,9 +119,7 @@ class TfrecordSource(ExampleSource):
 
     @cached_property
     def _main_feature(self) -> str:
-        """Name of the feature of the main image: one with a usual name, else one image file in each record, else raw
-        pixels.
-        """
+        """Name of the main image's feature: one with a usual name, else with one file a record, else raw pixels."""
         features = self.all_facts.features
         images = [name for name in _MAIN if name in features and "image" in features[name].looks]
         images += [name for name, facts in features.items() if facts.looks == {"image"} and facts.high == 1]

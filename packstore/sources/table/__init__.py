@@ -231,7 +231,7 @@ def _merge_declared_fields(tables: Sequence[Table]) -> dict[str, Field]:
 
 
 def _name_object_columns(objects: ObjectColumn, facts: Mapping[str, ColumnFacts], given: dict[str, list[str]]) -> None:
-    """Adds the columns of objects to the columns by role that the user gives, if all their boxes have four numbers."""
+    """Adds the columns of objects to those that the user gives, if all their boxes have four numbers."""
     boxes = objects.box_name
     if "boxes" not in given and boxes in facts and "boxes" in facts[boxes].fits:
         given["boxes"] = [boxes]

@@ -412,8 +412,9 @@ def parse_flag(value: Any) -> int | None:
 
 
 def parse_class_list(value: Any) -> list[Any] | None:
-    """Parses a cell with a list of classes: texts, also in the notation of JSON or Python, or numbers from 0. Returns
-    None for other values."""
+    """Parses a cell with a list of classes: numbers from 0, or texts, also as JSON or Python writes them. Returns
+    None for other values.
+    """
     classes = parse_list(value) if isinstance(value, str) and value[:1] == "[" else value
     if not isinstance(classes, list):
         return None

@@ -62,8 +62,8 @@ class ImageIndex:
         return len(self._folder)
 
     def find_places(self, pairs: Sequence[tuple[str, str]], whole_path: bool) -> Iterator[dict[str, int]]:
-        """Yields the numbers of the images that each pair of folder and name may mean, by the folder to which the pair
-        is relative; at most 64 a pair.
+        """Yields the numbers of the images that each pair of folder and name may mean, at most 64, by the folder to
+        which the pair is relative.
 
         Args:
             pairs: Folder and name in each cell of a table; the folder may be empty. A name without a suffix means an
@@ -99,7 +99,7 @@ class ImageIndex:
 
 
 def _split_suffix(name: str) -> tuple[str, str]:
-    """Splits the name of an image into stem and suffix; the suffix is empty if it is none of an image."""
+    """Splits the name of an image into stem and suffix; another suffix stays in the stem."""
     stem = stem_of(name)
     return (stem, name[len(stem) :]) if name.lower().endswith(IMAGE_SUFFIXES) else (name, "")
 

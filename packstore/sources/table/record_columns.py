@@ -290,7 +290,7 @@ class RecordColumns:
         return {name: Labels(self.roles.flags, of=False) for name in columns}
 
     def _list_flagged(self, wanted: int | None, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Lists the classes that have a flag (1, 0, -1, or None for a blank cell) in one of the rows."""
+        """Lists the classes that have a flag (1, 0, -1, or None for blank) in one of the rows."""
         return [name for name in self.roles.flags if any(parse_flag(cells.get(name)) == wanted for cells in rows)]
 
     @cached_property
@@ -310,9 +310,7 @@ class RecordColumns:
 
 
 def _list_crowds(cell: Any, boxes: int) -> list[int]:
-    """Returns 1 for each crowd region among the boxes of a row, else 0; ``cell`` has a flag for each box or one for
-    all.
-    """
+    """Returns 1 for each crowd region among the boxes of a row, else 0; ``cell`` may have one flag for all."""
     return [int(flag in (1, True)) for flag in cell] if isinstance(cell, list) else [parse_flag(cell) or 0] * boxes
 
 

@@ -167,9 +167,7 @@ class YoloSource(FileRowSource):
 
 
 def _infer_points(rows: Sequence[Sequence[bytes]]) -> tuple[int, int] | None:
-    """Returns the number of keypoints of an object, and of numbers in each, from the words of lines; None without
-    keypoints.
-    """
+    """Returns the number of keypoints of an object, and of numbers in each, by the words of lines; or None."""
     count = len(rows[0]) - _BOX if rows else 0
     if len(rows) < _LEAST_LINES or count < 2 or any(len(words) != count + _BOX for words in rows):
         return None

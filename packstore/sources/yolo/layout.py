@@ -122,7 +122,7 @@ def find_image_folders(tree: Tree, named: bool = False) -> dict[str, list[str]]:
 
 
 def _has_mirrored_labels(tree: Tree, places: Sequence[str]) -> bool:
-    """Tells if ``labels`` has a folder for each folder of images, some with YOLO labels, and none has labels in it."""
+    """Tells if ``labels`` has a folder of labels for each folder of images, and no labels directly in it."""
     if not places or any("images" in place.split("/") or place.endswith(".txt") for place in places):
         return False
     folders = [join(_LABELS, place) for place in places]
@@ -321,9 +321,7 @@ def _read_names(tree: Tree, file: str) -> tuple[str, ...]:
 
 
 def _resolve_place(tree: Tree, path: Any, value: Any) -> str | None:
-    """Finds a folder or list that ``data.yaml`` names, relative to its ``path`` or to the source; None if it is
-    missing.
-    """
+    """Finds a folder or list that ``data.yaml`` names, relative to its ``path`` or to the source."""
     if not isinstance(value, str):
         return None
     absolute = value.startswith("/") or value[1:2] == ":"
