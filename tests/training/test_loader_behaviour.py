@@ -50,7 +50,7 @@ def loader_threads() -> list[str]:
 @pytest.mark.slow
 def test_nothing_holds_the_first_batch_back(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, others = [], threading.Event()
-    prepare = Assembler.prepare_batch
+    prepare = Assembler.plan_batch
 
     def watched(self: Assembler, *arguments: Any, **options: Any) -> Any:
         begun.append(len(begun))
@@ -61,7 +61,7 @@ def test_nothing_holds_the_first_batch_back(stores: Stores, monkeypatch: pytest.
         assert not others.wait(0.2)
         return prepared
 
-    monkeypatch.setattr(Assembler, "prepare_batch", watched)
+    monkeypatch.setattr(Assembler, "plan_batch", watched)
     for _ in PackedLoader(PackedDataset(stores("files.lmdb"), "train"), 2, resident=False, augment=RAGGED, workers=3):
         pass
     assert len(begun) > 3

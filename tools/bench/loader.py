@@ -298,12 +298,12 @@ def python_seconds(dataset: PackedDataset, batch: int = 64, **options: Any) -> f
     records = np.arange(max(batch, RECORDS_TOGETHER)) % len(dataset)
     out = torch.empty((batch, *assembler.shape), dtype=assembler.dtype)
     for _ in range(COLD_BATCHES):
-        assembler.prepare_batch(out, records[:batch], 0, 0, None)
+        assembler.plan_batch(out, records[:batch], 0, 0, None)
 
     def fill() -> float:
         start = time.thread_time()
         for ids, share in group_batches(iter(records.reshape(-1, batch))):
-            assembler.fill_rows(assembler.prepare_batch(out, ids, 0, 0, None, share=share), 0, batch, None)
+            assembler.fill_rows(assembler.plan_batch(out, ids, 0, 0, None, share=share), 0, batch, None)
         return (time.thread_time() - start) / len(records)
 
     run = Engine.run

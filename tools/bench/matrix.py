@@ -166,7 +166,7 @@ class Bare:
         self._max_pixels = loader.dataset.max_pixels
         self._array = getattr(assembler, "_array", None)
         self._batches = [
-            assembler.prepare_batch(
+            assembler.plan_batch(
                 self._buffers[n % 4][: len(order[first : first + BATCH])], order[first : first + BATCH], 0, 0, None
             )
             for n, first in enumerate(range(0, len(order), BATCH))

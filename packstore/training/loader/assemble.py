@@ -81,7 +81,7 @@ class Assembler(ABC):
         """Estimates the bytes of pixels that writing a planned batch makes, for dividing it among threads."""
         return plan.out.nbytes
 
-    def prepare_batch(
+    def plan_batch(
         self,
         out: torch.Tensor,
         ids: NDArray[np.int64],

@@ -40,7 +40,7 @@ class BatchPlan:
         seed: Seed of random operations.
         epoch: Epoch of random operations.
         numbers: Numbers of the records.
-        views: Stored bytes of the records' images, or arrays.
+        buffers: Stored bytes of the records' images, or arrays.
         sizes: Height and width of each image by its header, ``(B, 2)``; upright if it has an EXIF orientation to apply.
         pending: Checksums that are still to be verified; None if there is no policy.
         turned: EXIF orientations to apply, by row. The engine refuses these images.
@@ -57,7 +57,7 @@ class BatchPlan:
     epoch: int
     numbers: Sequence[int] = ()
     pending: PendingChecksums | None = None
-    views: Any = field(default_factory=list)
+    buffers: Any = field(default_factory=list)
     sizes: NDArray[np.int64] = field(init=False)
     headers: Sequence[Header] = ()
     looks: Sequence[Drawn] = ()
@@ -70,7 +70,7 @@ class BatchPlan:
 
         Asserts that the plan has one look, and requests."""
         (look,) = group.looks
-        self.views, self.sizes, self.headers = group.views[rows], group.sizes[rows], group.headers[rows]
+        self.buffers, self.sizes, self.headers = group.buffers[rows], group.sizes[rows], group.headers[rows]
         self.turned = {row - rows.start: turn for row, turn in group.turned.items() if rows.start <= row < rows.stop}
         assert isinstance(look, DrawnLook)
         self.looks = [look.select_records(rows.start, rows.stop, self.out)]

@@ -333,7 +333,7 @@ class ImageColumnReader(ColumnReader):
         if missing is not None:
             absent |= set(np.flatnonzero(missing).tolist())
         host = new_buffer((len(context.ids), *assembler.row_shape_for(context.records)), assembler.dtype)
-        plan = assembler.prepare_batch(host, context.ids, context.seed, context.epoch, context.errors, absent)
+        plan = assembler.plan_batch(host, context.ids, context.seed, context.epoch, context.errors, absent)
         context.failed |= set(plan.failed) - absent
         if context.sizes is not None:
             sizes = plan.sizes

@@ -99,7 +99,7 @@ class BatchJob:
         assembler = pipeline.assembler
         self._called = [[None] * len(each.ids) for each in self._image_sets()]
         share = self._share if count == self._records else None
-        plan = assembler.prepare_batch(self._buffer, self.ids, seed, self._epoch, self._errors, share=share)
+        plan = assembler.plan_batch(self._buffer, self.ids, seed, self._epoch, self._errors, share=share)
 
         def new_buffer(place: int) -> NewBuffer:
             if ring.transport.asynchronous:  # page-locked memory is the consumer's to make

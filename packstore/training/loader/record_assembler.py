@@ -125,7 +125,7 @@ class RecordAssembler(Assembler):
         unreadable."""
         images = self._images
         alone = BatchPlan(
-            torch.empty(0), np.array([record]), 0, 0, views=[view], turned=images.read_orientations([view])
+            torch.empty(0), np.array([record]), 0, 0, buffers=[view], turned=images.read_orientations([view])
         )
         images.make_requests(alone.ids, alone)
         height, width = alone.sizes[0].tolist()
@@ -201,7 +201,7 @@ class RecordAssembler(Assembler):
 
     def _plan_rows(self, plan: BatchPlan, records: NDArray[np.int64]) -> None:
         """Plans the rows of a batch: reads headers, draws crops, and makes requests to the engine."""
-        plan.turned = self._images.read_orientations(plan.views)
+        plan.turned = self._images.read_orientations(plan.buffers)
         requests = self._images.make_requests(records, plan)
         self._replace_unread(plan)
         plan.requests = self._request_rows(plan, requests)
@@ -209,7 +209,7 @@ class RecordAssembler(Assembler):
     def _try_view_all(self, plan: BatchPlan, records: NDArray[np.int64]) -> bool:
         """Gets the stored bytes of all records of the batch at once; False if any record fails."""
         try:
-            plan.views = self._images.view_all(records)
+            plan.buffers = self._images.view_all(records)
         except PackstoreError:
             return False  # one by one it shows which
         return True
@@ -219,16 +219,16 @@ class RecordAssembler(Assembler):
         left_out, images = {*plan.failed}, self._images
         for row, record in enumerate(plan.numbers):
             if row in left_out:
-                plan.views.append(b"")
+                plan.buffers.append(b"")
                 continue
             try:
                 view = images.view(record)
                 if fetch:
                     images.will_need(view)
-                plan.views.append(view)
+                plan.buffers.append(view)
             except PackstoreError as error:
                 plan.failed.append(self._note_error(errors, row, record, error))
-                plan.views.append(b"")
+                plan.buffers.append(b"")
 
     def _replace_unread(self, plan: BatchPlan) -> None:
         """Sets the size of images with unreadable headers to the batch's largest. No operation then refuses them as too
@@ -257,7 +257,7 @@ class RecordAssembler(Assembler):
         """Verifies checksums, lets the engine write the rows, decodes those that it refuses, and returns the failed
         ones."""
         faults = _count_major_faults()
-        failed = self._verify_images(plan, first, plan.views[first:stop], errors)
+        failed = self._verify_images(plan, first, plan.buffers[first:stop], errors)
         left_out = {*failed, *plan.failed, *skip}
         decoded: dict[int, NDArray[Any]] = {}
         for row in self._run_engine(plan, first, stop):
@@ -305,7 +305,7 @@ class RecordAssembler(Assembler):
             assert isinstance(planned, DrawnLook)
             look = planned.select_records(row, row + 1)
             box = _box_in_stored_image(plan, row, look.crops)
-            part = upright(self._images.decode_crop(plan.views[row], box, header), plan.turned.get(row, 1))
+            part = upright(self._images.decode_crop(plan.buffers[row], box, header), plan.turned.get(row, 1))
             whole = np.array([(0, 0, *part.shape[:2])])
             replace(look, crops=look.crops.replace(box=whole)).write_alone(0, part, None, column, self._images.mode)
             return None
@@ -327,11 +327,11 @@ class RecordAssembler(Assembler):
     def _row_header(self, plan: BatchPlan, row: int) -> Header:
         """Returns the header of a row's image file; parses it if that was not done before. None if unreadable."""
         header = plan.headers[row]
-        return self._images.read_header(plan.views[row]) if header is None else header
+        return self._images.read_header(plan.buffers[row]) if header is None else header
 
     def _read_pixels(self, plan: BatchPlan, row: int, header: Header) -> NDArray[Any]:
         """Decodes the whole image of a row, and rotates it by EXIF. Raises the errors of decoding."""
-        pixels = self._images.read_pixels(plan.numbers[row], plan.views[row], header)
+        pixels = self._images.read_pixels(plan.numbers[row], plan.buffers[row], header)
         return upright(pixels, plan.turned.get(row, 1))
 
 

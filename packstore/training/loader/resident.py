@@ -257,7 +257,7 @@ class Resident:
         while True:
             failed: dict[int, Exception] | None = None if errors is None else {}
             try:
-                prepared = assembler.prepare_batch(buffer, records, 0, 0, failed, check_all=True)
+                prepared = assembler.plan_batch(buffer, records, 0, 0, failed, check_all=True)
                 assembler.fill_rows(prepared, 0, len(records), failed)
             except PackstoreError as error:
                 if not copies.refetch([error], records):

@@ -124,14 +124,14 @@ class FileImages(StoredImages):
         without the engine, of all."""
         requests: Requests | None = None
         if self._decoder.has_engine:
-            views: Sequence[Any] = plan.views
+            views: Sequence[Any] = plan.buffers
             if plan.turned:
                 views = [b"" if row in plan.turned else view for row, view in enumerate(views)]
             requests = Requests(views, indexes=read_seek_indexes(self._unchecked, self.column, records))
         headers: list[Header] = [None] * len(records)
         sizes = np.zeros((len(records), 2), np.int64) if requests is None else requests.read_sizes()
         for row in np.flatnonzero(sizes[:, 0] == 0).tolist():
-            header = headers[row] = self.read_header(plan.views[row])
+            header = headers[row] = self.read_header(plan.buffers[row])
             sizes[row] = (0, 0) if header is None else (header.height, header.width)
         if swapped := [row for row, orientation in plan.turned.items() if swaps_sides(orientation)]:
             sizes[swapped] = sizes[swapped, ::-1]
@@ -191,7 +191,7 @@ class ArrayImages(StoredImages):
 
     def _request_arrays(self, records: NDArray[np.int64], plan: BatchPlan) -> Requests:
         """Builds the requests for a batch whose sizes are known."""
-        return Requests(plan.views, plan.sizes, NUMPY_DTYPE[self.column.dtype])
+        return Requests(plan.buffers, plan.sizes, NUMPY_DTYPE[self.column.dtype])
 
     def read_pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:
         """Views the stored bytes as an array of the record's shape; copies 16 bits to int32. Raises
