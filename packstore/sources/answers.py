@@ -30,7 +30,7 @@ from packstore.sources.ledger import Role, list_files, suffix_for_count
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.pairing import NO_SIDECARS, find_companions
 from packstore.sources.questions import PLAIN_KINDS, ask_about_classes, ask_about_left, name_splits, read_companions
-from packstore.sources.sidecars import tell_type
+from packstore.sources.sidecars import find_sidecar_type
 from packstore.sources.splits import MEANINGS, SPLIT_ORDER, find_split
 from packstore.sources.tree import Tree
 
@@ -322,7 +322,7 @@ def _read_sidecars(tree: Tree, contents: Contents) -> Iterator[Answer]:
             if suffix not in NO_SIDECARS and names.count_shared(folder.images):
                 files.setdefault(suffix, []).extend(join(folder.path, name) for name in names.first[:_TEXTS])
     for suffix, some in files.items():
-        type = tell_type(suffix, [tree.first_bytes(file, _BYTES) for file in some[:_TEXTS]], tree.encoding)
+        type = find_sidecar_type(suffix, [tree.first_bytes(file, _BYTES) for file in some[:_TEXTS]], tree.encoding)
         options += ["--sidecar", f"{{s}}{suffix}={type}"] if type is not None else []
     if options:
         yield Answer(tuple(options))

@@ -40,7 +40,7 @@ class ValueType(NamedTuple):
     encoding: Any = None
 
 
-def guess(name: str, type: ValueType, samples: Sequence[Any] = ()) -> Field:
+def guess_field(name: str, type: ValueType, samples: Sequence[Any] = ()) -> Field:
     """Chooses the field of a value by its type, and by ``samples``, its values in the first samples.
 
     - Files and pixels are images, also bytes whose first sample begins like an image.

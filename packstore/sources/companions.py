@@ -120,7 +120,7 @@ class CompanionsSource(FileRowSource):
 
     @cached_property
     def _declared(self) -> dict[str, Field]:
-        """Does the work of :meth:`fields`."""
+        """Field of the image, of its class or folder, and of each pattern."""
         folder: dict[str, Field] = {}
         if self._class_of:
             classes = sorted({*self._class_of.values()})

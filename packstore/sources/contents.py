@@ -66,8 +66,9 @@ class NameSet:
 
     @classmethod
     def of_suffix(cls, text: str, suffix: str, names: Sequence[str]) -> NameSet:
-        """Does the same as :meth:`of_names` for names that all end in ``suffix``, but faster. ``text`` is their
-        :attr:`Names.text`."""
+        """Makes an instance from names that all end in ``suffix``, faster than :meth:`of_names`; ``text`` is
+        :attr:`Names.text`.
+        """
         stems = text.replace(f"{suffix}\0", "\0")[1:-1].split("\0")
         return cls(len(names), _sort_unique(np.array([*map(hash, stems)], np.int64)), tuple(names[:_FIRST]))
 

@@ -101,7 +101,7 @@ def _list_images(file: Document) -> Iterator[Listed]:
         except ValueError as error:
             raise ValueError(f"conversation {number} {error}") from None
         if not images or any("://" in image for image in images):
-            file.leave(_ABSENT if images else _ALONE)
+            file.count_left(_ABSENT if images else _ALONE)
             continue
         yield Listed(images[0], item, further_images=images[1:])
 

@@ -36,7 +36,7 @@ from packstore.sources.relations import (
     list_glued_affixes,
     sample,
 )
-from packstore.sources.sidecars import is_words, tell_type
+from packstore.sources.sidecars import find_sidecar_type, is_words
 from packstore.sources.splits import is_split
 from packstore.sources.tree import Tree
 
@@ -84,7 +84,7 @@ def find_companions(tree: Tree) -> list[Companion]:
 
 
 def _find_companions(tree: Tree, contents: Contents) -> list[Companion]:
-    """Does the work of :func:`find_companions`."""
+    """Finds the files that belong to images in a tree, for :func:`find_companions` to cache."""
     of_samples = [*_find_folders_of_one_image(tree, contents)]
     found: list[Companion] = []
     known: list[Known] = [(parse_pattern(each.option, each.text), Relation(_NONE, _NONE)) for each in of_samples]
@@ -263,7 +263,7 @@ def _identify(tree: Tree, relation: Relation, known: Sequence[Known]) -> tuple[C
             one.is_whole and len({*contents}) < 2
         ):
             return None
-        type = tell_type(other.suffix, contents, tree.encoding)
+        type = find_sidecar_type(other.suffix, contents, tree.encoding)
         certain = type == "text" and other.suffix in PROSE and all(map(is_words, contents))
         certain = certain and not (one.is_numbered or one.is_whole)  # it may belong to images of several numbers
         return None if type is None else _make_companion(relation, SIDECAR, f"{text}={type}", certain)

@@ -30,7 +30,7 @@ _BETWEEN, _PARTS = re.compile(r"[,;]+"), re.compile(r"[\s,;:|]+")
 _NO_WORDS = re.compile(r"\s*(<.*>|\[.*\]|\{.*\})\s*\Z|.*\0", re.S)
 
 
-def tell_type(suffix: str, contents: Sequence[bytes], encoding: str | None) -> str | None:
+def find_sidecar_type(suffix: str, contents: Sequence[bytes], encoding: str | None) -> str | None:
     """Returns the type of sidecars by their suffix and the beginnings of some; None if all are empty."""
     if not any(contents):
         return None

@@ -153,7 +153,7 @@ class Tree(ABC):
         return b"" if self.rules.hides(file) else self.read_first_bytes(file, size)
 
     def list_names(self, directory: str) -> Names:
-        """Does the same as :meth:`names`, without ``rules``."""
+        """Lists all names in a directory, also those that ``rules`` hide; none if it cannot be listed."""
         try:
             return self.read_names(directory)
         except (OSError, ValueError):
@@ -165,11 +165,11 @@ class Tree(ABC):
 
     @abstractmethod
     def stat_any(self, file: str) -> FileStat:
-        """Does the same as :meth:`stat`, without ``rules``."""
+        """Returns size and times of a file as :meth:`stat` does, also if ``rules`` hide it."""
 
     @abstractmethod
     def read_first_bytes(self, file: str, size: int) -> bytes:
-        """Does the same as :meth:`first_bytes`, without ``rules``."""
+        """Reads the first bytes of a file as :meth:`first_bytes` does, also if ``rules`` hide it."""
 
     @abstractmethod
     def read_part(self, file: str, place: int, size: int) -> bytes:

@@ -30,7 +30,7 @@ from packstore.core.registry import SOURCES
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives.tar import TAR_FAULTS, OpenTar, is_tar, read_first_names, states_utf8
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.columns import ANY, FILE, ValueType, choose_main_image, guess, make_column_name
+from packstore.sources.columns import ANY, FILE, ValueType, choose_main_image, guess_field, make_column_name
 from packstore.sources.encodings import KEY, active_encoding, decode_names, to_utf8
 from packstore.sources.exported import ExportedRows, open_with
 from packstore.sources.ledger import Claims, Role
@@ -318,7 +318,7 @@ class WebDatasetSource(ShardSource):
         if kind == "bytes" or (kind in ("number", "array") and not given):
             return Bytes()
         try:
-            return guess(name, ValueType(_TYPES.get(kind, kind)), given)
+            return guess_field(name, ValueType(_TYPES.get(kind, kind)), given)
         except ValueError as error:
             raise SourceError(f"{printable(str(self.path))}: .{printable(extension)}: {error}") from error
 

@@ -121,7 +121,7 @@ class DocumentSource(AnnotatedSource, SpooledSource):
         for entry, split in zip(entries, splits, strict=True):
             (image, *further), there = zip(*islice(places, 1 + len(entry.further_images)), strict=True)
             if not all(there):
-                document.leave(self.absent_reason)
+                document.count_left(self.absent_reason)
                 continue
             self.max_further = max(self.max_further, len(further))
             yield SpooledEntry(image, split, file, [further, entry.item])

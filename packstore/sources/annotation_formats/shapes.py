@@ -127,8 +127,8 @@ class Document:
         self.expected: list[str] = []
         self.ignored: Counter[str] = Counter()
 
-    def leave(self, reason: str, count: int = 1) -> None:
-        """Counts what is left out."""
+    def count_left(self, reason: str, count: int = 1) -> None:
+        """Counts entries or values that are left out, by reason."""
         self.ignored[reason] += count
 
     def find(self, path: str) -> bool:
@@ -171,7 +171,7 @@ class Document:
             )
         for image, own in zip(images, numbers, strict=True):
             yield image, own, frames.get(own, [])
-        self.leave("frames of a video without an image", len(frames.keys() - set(numbers)))
+        self.count_left("frames of a video without an image", len(frames.keys() - set(numbers)))
 
     def list_frames(self, folder: str | None, lines: Iterable[tuple[float, Any]]) -> Iterator[Listed]:
         """Lists the images of a folder with their lines, as :meth:`match_frames`; none if the folder is None

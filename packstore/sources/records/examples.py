@@ -23,7 +23,7 @@ from packstore.images.orientation import upright_size
 from packstore.images.sniff import HeaderError
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.archives.tar import TAR_FAULTS, detect_compression, open_decompressor
-from packstore.sources.columns import ValueType, guess
+from packstore.sources.columns import ValueType, guess_field
 from packstore.sources.records import DamageError, RecordFiles, RecordIndex, WalkedSource
 from packstore.sources.records.facts import UNCHANGED, ExampleFacts, Numbering
 from packstore.sources.records.wire import (
@@ -195,7 +195,7 @@ class FeatureColumn:
             "text": Json() if many else Text(),
             "bytes": Json() if many else Bytes(),
         }
-        declared = plain.get(self.kind) or guess("", ValueType(self.kind, self.shape))
+        declared = plain.get(self.kind) or guess_field("", ValueType(self.kind, self.shape))
         never = isinstance(declared, Labels) or self.kind == "pixels" or getattr(declared, "ragged", False)
         return declared if never else replace(declared, optional=self.optional)
 

@@ -23,7 +23,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Image
 from packstore.images.sniff import begins_like_image, max_file_bytes
 from packstore.sources.base import SourceOptions
-from packstore.sources.columns import ANY, BYTES, FILE, PIXELS, ValueType, choose_main_image, guess, name_columns
+from packstore.sources.columns import ANY, BYTES, FILE, PIXELS, ValueType, choose_main_image, guess_field, name_columns
 from packstore.sources.records import Record, RecordSource
 from packstore.sources.rows import PROBED
 from packstore.sources.values import names_an_image
@@ -166,7 +166,7 @@ class TypedSource(RecordSource):
                 if name == self.main_image:
                     declared[column] = Image(None if type.kind in (FILE, BYTES) else "uint8")
                 else:
-                    declared[column] = guess(column, type, given)
+                    declared[column] = guess_field(column, type, given)
             except ValueError as error:
                 raise SourceError(f"{printable(str(self.path))}: {printable(name)}: {error}") from error
         return declared
