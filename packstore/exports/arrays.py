@@ -14,6 +14,7 @@ import tempfile
 import zipfile
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -56,7 +57,7 @@ class ArraysExport(Export):
             lost.append(f"shapes of images: pixels are flat arrays, and {SHAPES} holds their shapes")
         return [*lost, *self.array_losses()]
 
-    @property
+    @cached_property
     def array_columns(self) -> list[Column]:
         """Columns that become arrays. They have one shape, no missing values, and a name that no other array has."""
         return [

@@ -308,7 +308,7 @@ class Export(ABC):
         """
         return max(block // 2, block - self.manifest.image.nbytes // max(1, self.manifest.records))
 
-    @property
+    @cached_property
     def columns(self) -> list[Column]:
         """The user's columns."""
         return list_user_columns(self.manifest.columns)
