@@ -89,6 +89,7 @@ class Registry:
                 try:
                     value = self[name]
                 except UsageError as error:
+                    # A plug-in that does not load must not stop the others, and is reported once.
                     self._broken.add(name)
                     _log_warning(f"{error}; continuing without it")
                 else:
@@ -105,6 +106,7 @@ class Registry:
             from importlib.metadata import entry_points  # 30 ms, which no help text needs
 
             points = entry_points(group=self.group)
+            # A plug-in cannot replace what packstore has itself.
             self._found = {point.name: point for point in points if point.name not in self._places}
             for point in points:
                 if point.name in self._places:

@@ -133,6 +133,7 @@ def plan_merge(paths: Sequence[Path], destination: Path, options: MergeOptions, 
     first = readers[0].manifest
     names = list(dict.fromkeys(split.name for reader in readers for split in reader.manifest.splits)) or [""]
     linkable = [
+        # A shard with records to leave out cannot be linked.
         None if gone else list_linkable_shards(reader, format, columns)
         for reader, gone in zip(readers, left_out, strict=True)
     ]
@@ -145,6 +146,7 @@ def plan_merge(paths: Sequence[Path], destination: Path, options: MergeOptions, 
     for reader in readers:
         counts.update(record_counts(reader.manifest))
     answers = join_answers([(str(reader.path), reader.manifest) for reader in readers])
+    # The new manifest only states options that hold for all records.
     same = {k: v for k, v in first.options.items() if all(r.manifest.options.get(k) == v for r in readers)}
     skipped = tuple(s for reader in readers for s in reader.manifest.skipped)
     base = replace(
@@ -167,6 +169,7 @@ def _merge_columns(readers: Sequence[Reader], classes: Sequence[str] | None) -> 
     first = readers[0]
     for reader in readers[1:]:
         mine, other = first.manifest, reader.manifest
+        # Files keep their own sizes; pixels of one store should be alike.
         if mine.encoding == other.encoding and not mine.holds_files and not same_encoding_options(mine, other):
             both = f"{printable(str(first.path))} and {printable(str(reader.path))}"
             raise StoreError(f"the images of {both} were resized in different ways; convert one of them first")
@@ -203,6 +206,7 @@ def _find_duplicates(readers: Sequence[Reader], policy: str) -> list[set[str]]:
         return left_out
     repeated = find_repeated_keys(readers)
     if policy == "raise":
+        # Millions of keys are counted, not kept.
         some = [key for _, key in islice(repeated, 3)]
         count = len(some) + sum(1 for _ in repeated)
         if count:

@@ -90,6 +90,7 @@ class CopiedSource(WrappedSource):
     def locate(self, entry: Entry) -> Location | None:
         """Locates the image in the object at its URL; None if it is not in one range of a copy."""
         location = self._source.locate(entry)
+        # A source may make further files, such as decompressed ones, which are at no URL.
         if location is None or not f"{location.path}/".startswith(f"{self._copy}/"):
             return None
         inside = location.path[len(self._copy) + 1 :]
@@ -120,6 +121,7 @@ class CopiedSource(WrappedSource):
         """Yields entries with 0 as their time of change."""
         with self._urls_in_errors(self.path):
             for entry in entries:
+                # The copies change with the cache, and :meth:`stamp` covers the objects.
                 yield entry._replace(changed_ns=0)
 
     @contextmanager
@@ -150,6 +152,7 @@ def list_objects(path: RemotePath) -> tuple[ObjectStore, Objects]:
                 return store, (store.head(name),)
             except MissingObjectError:
                 pass
+        # Names with a slash at their end are markers of folders.
         below = (info for info in store.list(f"{name}/" if name else "") if not info.name.endswith("/"))
         objects = tuple(sorted(below))
     if not objects:
@@ -179,6 +182,7 @@ def link_copies(
         )
     done_bytes = 0
     with scratch_folder("source") as folder, ExitStack() as held:
+        # An open file keeps the cache from evicting its copy.
         granted = raise_open_file_limit(len(found))
         held.callback(release_open_files, granted)
         if granted < len(found):
@@ -236,5 +240,6 @@ def _as_source_errors() -> Iterator[None]:
 
 def _close_in_process(process: int, stack: ExitStack) -> None:
     """Closes the copies, unless this is a forked process."""
+    # A forked process has the same files open, and they are not its own.
     if os.getpid() == process:
         stack.close()

@@ -188,6 +188,7 @@ class Files:
     def _read_once(self, name: str, read: Callable[[str], Any], *options: Any) -> Any:
         """Reads a file by its path in the tree, once for each source and further ``options``."""
         file, cache = self._open(name), self._source.cache
+        # The generator runs again for each split, and reads the same files.
         if (file, *options) not in cache:
             cache[file, *options] = read(file)
         return cache[file, *options]
@@ -342,6 +343,7 @@ class FoundSource(FileRowSource):
             for found in self.generate(files):
                 if files.wanted is None or files.wanted == found.split:
                     yield make(found)
+        # It names its file already.
         except PackstoreError:
             raise
         except _FAULTS as error:
@@ -411,6 +413,7 @@ class _Columns:
                 continue
             if self._names.get(name):
                 texts = self._names[name]
+                # Numbers as names sort by value: 2 before 10.
                 field = replace(field, classes=sorted(texts, key=int if all(map(str.isdecimal, texts)) else None))
             first = self._firsts.get(name)
             lacking = self._counts[name] < self._images or (isinstance(first, InTree) and first.optional)
@@ -479,6 +482,7 @@ def has_path(tree: Tree, base: str, name: str, *, check_content: bool = False) -
         if "*" in each:
             names = tree.names(base)
             fitting = fnmatch.filter((*names.folders, *names.files), top)
+            # A folder of many classes would need a request for each at a URL.
             below = fitting if len(fitting) <= _MOST_FOLDERS else ()
             if any(has_path(tree, join(base, place), rest) for place in below) if rest else fitting:
                 return True

@@ -88,6 +88,7 @@ class Ledger:
         ``PACKED``."""
         rest = b""
         unpacker = zlib.decompressobj()
+        # In pieces, since the text of millions of paths is large.
         for start in range(0, len(self.named), 1 << 16):
             *lines, rest = (rest + unpacker.decompress(self.named[start : start + (1 << 16)])).split(b"\0")
             for line in lines:
@@ -149,12 +150,14 @@ def make_ledger(
             if not claimed:
                 continue
             hashes = array("q", map(hash, rest))
+            # Most folders are claimed whole and in order, which needs no set.
             if hashes == claimed:
                 of_role, rest = rest, []
             else:
                 mine = [*map(frozenset(claimed).__contains__, hashes)]
                 of_role, rest = [*compress(rest, mine)], [*compress(rest, map(not_, mine))]
             files[role] += len(of_role)
+            # A sum does not depend on the order of folders.
             digests[True] += _digest_names(role, folder, of_role)
             if role is not Role.PACKED:
                 named += packer.compress(_encode_lines(role, prefix, of_role))
@@ -187,6 +190,7 @@ def count_suffixes(names: Iterable[str], counts: Counter[str]) -> None:
     new ones as ``""``."""
     names = list(names)
     common = find_common_suffix("\0".join(("", *names, ""))) if names else ""
+    # Much faster than a loop over the names.
     if common:
         endings = {common: len(names)}
     else:
@@ -206,6 +210,7 @@ def suffix_for_count(name: str) -> str:
     """Returns the last suffix in lower case, with its dot. Returns ``""`` if there is none, or if it is a number or
     longer than 12 characters."""
     stem, _, suffix = name.rpartition(".")
+    # Numbers and long endings are parts of a name.
     return f".{suffix.lower()}" if stem and suffix and len(suffix) <= _LONGEST_SUFFIX and not suffix.isdigit() else ""
 
 

@@ -148,6 +148,7 @@ class LmdbSource(RowSource):
         Raises :class:`AmbiguousSourceError` for several LMDBs unless each is named after a split of its own."""
         try:
             databases = [Database(each) for each in _find_lmdbs(path)]
+            # A store of packstore is an LMDB, too.
             is_own = any(each.read_value(key) is not None for each in databases for key in _OWN)
             fits = not is_own and all(map(cls.is_of_kind, databases))
         except (SourceError, ValueError, PermissionError):

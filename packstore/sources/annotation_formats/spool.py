@@ -34,6 +34,7 @@ class Spool:
                     end += file.write(json.dumps(value, separators=(",", ":")).encode("ascii"))
                     self._ends.append(end)
                 file.flush()
+                # The temporary file has no name, so the descriptor is all that keeps it.
                 self._file: OpenFile | None = OpenFile(os.dup(file.fileno()))
         except OSError as error:
             raise SourceError(f"{where}: {what} cannot be written to a temporary file: {error.strerror}") from None

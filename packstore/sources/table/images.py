@@ -47,6 +47,7 @@ class ImageIndex:
                 if is_passed_over(name):
                     continue
                 stem, suffix = _split_suffix(name)
+                # Stems are hashed alone, and with the last one and two folders of their path.
                 for tail, hashes in zip(tails, keys, strict=True):
                     hashes.append(hash(tail + stem))
                 if suffix not in self._suffixes:
@@ -83,6 +84,7 @@ class ImageIndex:
         near = search(1)
         far = search(2) if whole_path else near
         for (folder, _), (_, suffix), one, other in zip(pairs, named, near, far, strict=True):
+            # The longest known part of the path is the surest.
             begin, end = other if other[0] < other[1] else one
             places: dict[str, int] = {}
             for number in (self._order[begin : min(end, begin + _MOST_ALIKE)] % max(1, len(self))).tolist():
@@ -271,6 +273,7 @@ class RowsByImage(ValuesByImage):
             table = self._tables[number]
             if not self._merge and image.encode("utf-8", "surrogateescape") in self._numbers:
                 self._repeats[image] += 1
+                # No path has a null character, so the name is new.
                 image = f"{image}\0{self._repeats[image]}"
             owner = self.number_image(image)
             if owner == len(self.table_of):
