@@ -427,6 +427,7 @@ class Source(ABC):
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
         """Yields ``count`` entries of the source, ready for :meth:`read`; fewer if the source has fewer. The step is
         ``records // count``, so the last entries may be left out."""
+        # Spread over the source: neighbours are often alike.
         step = max(1, records // count)
         return islice(self.entries(split), 0, count * step, step)
 
@@ -534,6 +535,7 @@ def stamp_files(paths: Iterable[Path]) -> str:
 
 def readable_sizes(sizes: Sequence[int], max_bytes: int) -> Sequence[int]:
     """Returns the sizes without those of files that cannot be read: missing, empty, or of more than ``max_bytes``."""
+    # The usual case needs no copy of a list of millions.
     if sizes and min(sizes) > 0 and max(sizes) <= max_bytes:
         return sizes
     return [size for size in sizes if 0 < size <= max_bytes]

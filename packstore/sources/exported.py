@@ -264,10 +264,10 @@ def _to_stored(column: Column, value: Any) -> bytes | NDArray[Any]:
     """Converts a value of an export to its stored form."""
     if isinstance(value, StoredBytes):
         return bytes(value)
-    # Of other arrays only the shape is checked: stores may hold values that a user cannot add, such as boxes whose left
-    # is behind their right.
     if not isinstance(value, np.ndarray) or value.dtype != NUMPY_DTYPE[column.dtype] or column.holds_class:
         return to_stored(column, value)
+    # Of the column's own arrays, only the shape is checked: stores may hold values that a user cannot add, such as
+    # boxes whose left is behind their right.
     if column.kind == "fixed":
         fits = value.shape == column.shape
     elif column.layout is not None:

@@ -202,8 +202,7 @@ class DicomSource(HeaderScanSource):
     @cached_property
     def _mode(self) -> Mode:
         """Mode that holds the pixels of all images."""
-        # Some values are fractions.
-        dtype = "float32"
+        dtype = "float32"  # fractions have no range of whole numbers
         if self._value_range is not None:
             low, high = self._value_range
             fitting = (name for name in _DTYPES if np.iinfo(name).min <= low and high <= np.iinfo(name).max)

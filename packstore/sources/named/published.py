@@ -143,6 +143,7 @@ def find_folder_set(tree: Tree, known_sets: Mapping[str, FolderSet]) -> FolderSe
             if (fit := _match_set(tree, base, title, form)) is not None
         ]
         if fits:
+            # A set that explains all images is preferred to one that explains some.
             return min(fits, key=lambda fit: fit.strangers > 0)
     return None
 

@@ -145,6 +145,7 @@ class BetonSource(TypedSource):
                 raise ValueError(f"an image of {width} x {height} pixels in mode {mode}, which cannot be read")
         if size == 0:
             return Span(0, 0)
+        # A row only has the place of a value. The size is in the table of allocated pieces.
         starts, sizes = self._allocation_tables[number]
         at = int(np.searchsorted(starts, np.uint64(place), "right")) - 1
         written = int(sizes[at]) if at >= 0 and starts[at] == place else 0
