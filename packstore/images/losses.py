@@ -139,7 +139,7 @@ def examine_losses(data: bytes | bytearray | memoryview, info: ImageInfo, readin
 
 
 def _find_conversion(found: ImageDescription, wanted: Mode) -> tuple[str, ...]:
-    """Returns the name in :data:`UNIFIED` of the conversion to ``wanted``. Empty if there is none to report."""
+    """Returns the name in :data:`UNIFIED` of the conversion to ``wanted``, empty if there is none to report."""
     mode = found.mode
     if found.converted is not None:
         return (found.converted,)
@@ -189,26 +189,21 @@ def losses_error(key: str, losses: Mapping[str, str], reading: Reading) -> Pixel
 
 
 def _describe_lost_channels(found: Mode, wanted: Mode, may_lose: bool) -> str | None:
-    """Describes a number of colour channels of ``found`` that does not fit ``wanted``. Returns None if it fits.
-
-    Too many do not fit, unless ``may_lose``. Too few do not fit either, but gray may become colour."""
+    """Describes why the colour channels of ``found`` do not fit ``wanted``; None if they fit."""
     colours, room = (mode.channels - mode.has_alpha for mode in (found, wanted))
     if colours > room:
         if may_lose:
             return None
         return f"{colours} channels, and {room} {'is' if room == 1 else 'are'} read"
-    if colours < room and not (colours == 1 and wanted.has_colour):
+    if colours < room and not (colours == 1 and wanted.has_colour):  # gray may become colour
         return f"{colours} channels, and {room} are expected"
     return None
 
 
 def _has_other_colours(found: ImageDescription, wanted: Mode) -> bool:
-    """Tells if three channels would change their meaning: one of ``found`` and ``wanted`` is RGB, the other is not.
-
-    If their dtypes differ, tells if ``found`` has colours with another name, such as ``Lab``.
-    """
+    """Tells if three channels would change their meaning: only one of the modes is RGB."""
     if found.mode.dtype != wanted.dtype:  # 16 bits of Lab become no RGB of 8 bits; floating point RGB has no name
-        return found.colours is not None
+        return found.colours is not None  # such as Lab
     three = all(mode.channels - mode.has_alpha == RGB.channels for mode in (found.mode, wanted))
     return three and found.mode.has_colour != wanted.has_colour
 

@@ -122,9 +122,7 @@ def open_mask(data: Buffer, header: MaskHeader) -> Image:
 
 
 def _read_idat(data: Buffer, header: MaskHeader) -> bytes | None:
-    """Returns the content of the IDAT chunks, with verified checksums of all chunks on which pixels depend.
-
-    Returns None for any such chunk that Pillow might refuse. Pillow then judges the file."""
+    """Returns the content of the IDAT chunks, or None if Pillow should judge the file."""
     from packstore.images.kinds.png import is_sound_chunk, list_chunks
 
     view, before = memoryview(data), b""
@@ -135,6 +133,7 @@ def _read_idat(data: Buffer, header: MaskHeader) -> bytes | None:
             return None
         if name[0] & 0x20 and name not in (b"tRNS", *_ANIMATION):  # metadata
             continue
+        # Pixels depend on all other chunks: return None for any that Pillow might refuse.
         if not is_sound_chunk(view, start, end):
             return None
         if name == b"IDAT":

@@ -41,14 +41,12 @@ def parse_normalization(value: object, mode: Mode = RGB) -> Normalization | None
 
 
 def _parse_text(text: str, mode: Mode) -> Normalization | None:
-    """Parses a name or ``"M,M,M/S,S,S"``. Returns None for ``"none"``.
-
-    Raises :class:`UsageError` for other texts, also for ``"auto"``, which only packing can compute."""
+    """Parses a name or ``"M,M,M/S,S,S"``; None for ``"none"``."""
     if text == "none":
         return None
     if text in NORMALIZATIONS:
         return NORMALIZATIONS[text]
-    if text == "auto":
+    if text == "auto":  # only packing can compute it
         raise UsageError(
             "'auto' is computed while packing: packstore convert STORE normalised.pth --size 224 --normalize auto; "
             "then packstore info normalised.pth shows mean and std: give these numbers here, as (mean, std)"
@@ -68,16 +66,15 @@ _NORMALIZATION_EXPECTED = (
 
 
 def _convert_numbers(mean: Iterable[Any], std: Iterable[Any]) -> Normalization:
-    """Makes a normalisation from numbers or texts. Raises :class:`ValueError`, :class:`TypeError` or
-    :class:`ManifestError` for wrong ones."""
+    """Makes a normalisation from numbers or texts."""
+    # ValueError or TypeError for what is no number, ManifestError for wrong numbers.
     return Normalization(tuple(map(float, mean)), tuple(map(float, std)))
 
 
 def _check_scale(normalization: Normalization, mode: Mode) -> Normalization:
-    """Returns ``normalization``. Raises :class:`UsageError` unless its values are for pixels scaled to 0 … 1.
-
-    A mode without an upper bound accepts any."""
+    """Checks that values are for pixels scaled to 0 … 1, and returns the normalisation."""
     values = (*normalization.mean, *normalization.std)
+    # A mode without an upper bound accepts any.
     if mode.white > 1 and (min(values) < 0 or max(values) > 1):
         hint = "these look like 0…255; divide by 255" if max(values) > 1 else "pixels are scaled to 0…1 first"
         raise UsageError(

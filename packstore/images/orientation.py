@@ -140,10 +140,7 @@ def map_to_stored_box(box: Box, orientation: int, height: int, width: int) -> Bo
 
 
 def _parse_exif(exif: bytes) -> int | None:
-    """Returns the orientation in the first directory of EXIF data, or None if it has none.
-
-    Raises :class:`UnusualError` for anything that ordinary cameras do not write. Truncated data raise it, or
-    :class:`struct.error`."""
+    """Returns the orientation in the first directory of EXIF data, or None without one."""
     start = len(_EXIF) if exif.startswith(_EXIF) else 0
     order = _HEADERS.get(exif[start : start + 4])
     if order is None:
@@ -160,15 +157,13 @@ def _parse_exif(exif: bytes) -> int | None:
 
 @lru_cache(256)  # photos of one camera have equal directories; their values are stored outside of these
 def _parse_directory(order: str, entries: bytes) -> tuple[int | None, int]:
-    """Returns the orientation among a directory's entries, or None.
-
-    Also returns how long EXIF data must be to contain the values of all entries. Raises :class:`UnusualError` for an
-    orientation of another type, or a second one."""
+    """Returns the orientation among a directory's entries, or None, and the least length of EXIF data."""
     orientation, elsewhere, least = None, 0, 0
     for tag, kind, values, at in struct.iter_unpack(order + "HHLL", entries):
         size = _WIDTHS.get(kind, 0) * values
         if size > 4:
             elsewhere += size
+            # EXIF data must contain the values of all entries.
             least = max(least, at + size, elsewhere)
         if tag == _ORIENTATION:
             if kind != 3 or values != 1 or orientation is not None:

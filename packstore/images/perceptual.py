@@ -84,6 +84,7 @@ def count_bits(words: NDArray[np.uint64]) -> NDArray[np.uint8]:
     if hasattr(np, "bitwise_count"):  # numpy 2
         counted = np.bitwise_count(words)
         return counted
+    # numpy 1 has no bitwise_count.
     halves = np.ascontiguousarray(words).view(np.uint16).reshape(*words.shape, 4)
     counted = _make_bit_counts()[halves].sum(-1, dtype=np.uint8)
     return counted
@@ -91,7 +92,7 @@ def count_bits(words: NDArray[np.uint64]) -> NDArray[np.uint8]:
 
 @functools.cache
 def _make_bit_counts() -> NDArray[np.uint8]:
-    """Returns for each 16-bit number how many of its bits are 1. Needed for numpy 1."""
+    """Returns for each 16-bit number how many of its bits are 1."""
     bits = np.unpackbits(np.arange(1 << 16, dtype=np.uint16).view(np.uint8)).reshape(-1, 16)
     counted: NDArray[np.uint8] = bits.sum(1).astype(np.uint8)
     return counted
@@ -99,9 +100,8 @@ def _make_bit_counts() -> NDArray[np.uint8]:
 
 @functools.cache
 def _make_dct_matrix(start: float, stop: float) -> NDArray[np.float32]:
-    """Returns the matrix from 64 samples to their DCT-II frequencies 1 … 16: float32 ``(16, 64)``.
-
-    The frequencies are those of the part from ``start`` to ``stop``, fractions of the 64 samples."""
+    """Returns the matrix from 64 samples to their DCT-II frequencies 1 … 16: float32 ``(16, 64)``."""
+    # The frequencies are those of the part from start to stop, fractions of the 64 samples.
     edges = (start + (stop - start) * np.arange(_SAMPLES + 1) / _SAMPLES) * SIDE
     places = np.arange(SIDE)
     covered = np.minimum(edges[1:, None], places + 1) - np.maximum(edges[:-1, None], places)

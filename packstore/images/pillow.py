@@ -137,8 +137,7 @@ class OpenImage:
         return None
 
     def _seek_frame(self, frame: int) -> Image.Image:
-        """Opens the file if needed and moves to a frame. Raises :class:`DecodeError` if the frame does not exist, and
-        the plugin's errors."""
+        """Opens the file if needed and moves to a frame."""
         image = self._image = self._image or self._open(self._data)
         if frame:
             count = getattr(image, "n_frames", 1)
@@ -189,14 +188,13 @@ def as_orientation(value: Any) -> int:
 
 @contextmanager
 def ignoring_damage(category: type[Warning]) -> Iterator[None]:
-    """Ignores errors, which Pillow raises of almost any class for damaged files, and warnings as
-    :func:`without_warnings`. Raises :class:`MemoryError`."""
+    """Ignores all errors but :class:`MemoryError`, and warnings as :func:`without_warnings`."""
     with without_warnings(category):
         try:
             yield
         except MemoryError:
             raise
-        except Exception:  # decoding the file reports the fault
+        except Exception:  # Pillow raises almost any class for a damaged file; decoding reports the fault
             return
 
 
@@ -230,8 +228,9 @@ def find_equivalent_mode(name: str, has_alpha: bool) -> Mode:
 
 
 def pillow_conversions(image: Any) -> tuple[str, ...]:
-    """Returns the names in :data:`packstore.images.losses.UNIFIED` of what :func:`pixels_of_pillow` does to a Pillow
-    image: a conversion of colours, and further frames that it leaves out. Empty for most images."""
+    """Names what :func:`pixels_of_pillow` does to a Pillow image: converted colours, and further frames left out.
+
+    The names are those of :data:`packstore.images.losses.UNIFIED`. Empty for most images."""
     conversions = [CONVERTED[image.mode]] if image.mode in CONVERTED else []
     with suppress(Exception):  # of a damaged file: it has no further frames to read
         if getattr(image, "n_frames", 1) > 1:
@@ -240,18 +239,16 @@ def pillow_conversions(image: Any) -> tuple[str, ...]:
 
 
 def _ignore_size_warnings(pixels: int) -> AbstractContextManager[None]:
-    """Returns a context in which Pillow does not warn of a large image.
-
-    Callers check a limit of their own. For an image that Pillow would not warn of, the context does nothing."""
+    """Returns a context in which Pillow does not warn of a large image."""
     pil = importlib.import_module("PIL.Image")
     if pil.MAX_IMAGE_PIXELS is None or pixels <= pil.MAX_IMAGE_PIXELS:
-        return nullcontext()
+        return nullcontext()  # Pillow would not warn
+    # Callers check a limit of their own.
     return without_warnings(pil.DecompressionBombWarning)
 
 
 def _format_error(error: Exception) -> str:
-    """Returns the text of an error in one line of at most 200 characters. Removes Python's ``b`` before quoted
-    bytes."""
+    """Returns the text of an error in one line of at most 200 characters."""
     text = str(error) or type(error).__name__
     # Pillow quotes bytes as Python spells them: "broken PNG file (chunk b'IDAT')".
     text = _BYTES_PREFIX.sub("", text)

@@ -196,9 +196,7 @@ def _drop_alpha(pixels: NDArray[Any], found: Mode, reading: Reading) -> NDArray[
 
 
 def _convert_dtype(pixels: NDArray[Any], found: Mode, wanted: Mode, reading: Reading, bits: int | None) -> NDArray[Any]:
-    """Converts values to uint8 as the reading's depth says. Values that are not numbers become 0.
-
-    Raises :class:`DecodeError` without a depth, or if another dtype than uint8 is wanted."""
+    """Converts values to uint8 as the reading's depth says."""
     if wanted.dtype != "uint8" or reading.depth is None:
         raise DecodeError(
             f"an image of mode {found}, and {wanted} is read; depth says how values become 8 bits: {EXPECTED['depth']}"
@@ -209,20 +207,19 @@ def _convert_dtype(pixels: NDArray[Any], found: Mode, wanted: Mode, reading: Rea
         unused = 0 if limits is None or bits is None else max(0, limits.bits - bits)
         low, high = (0.0, 1.0) if limits is None else (float(limits.min >> unused), float(limits.max >> unused))
     scaled = (pixels.astype(np.float64) - low) * (255 / (high - low))
+    # Values that are not numbers become 0.
     whole: NDArray[np.uint8] = np.rint(np.clip(np.nan_to_num(scaled), 0, 255)).astype(np.uint8)
     return whole
 
 
 def _convert_channels(pixels: NDArray[Any], found: Mode, wanted: Mode) -> NDArray[Any]:
-    """Repeats, drops or mixes colour channels. Adds opaque alpha if it is wanted.
-
-    Raises :class:`DecodeError` for too few channels. Only a single channel is repeated, and only to become colours."""
+    """Repeats, drops or mixes colour channels, and adds opaque alpha if it is wanted."""
     colours, alpha = wanted.channels - wanted.has_alpha, pixels[..., found.channels - 1 :] if found.has_alpha else None
     given = pixels[..., : found.channels - found.has_alpha]
     if given.shape[-1] < colours and given.shape[-1] != 1:
         raise DecodeError(f"an image of mode {found}, from which {wanted} cannot be made")
     if given.shape[-1] == 1 and colours > 1:
-        if not wanted.has_colour:
+        if not wanted.has_colour:  # a single channel is repeated only to become colours
             raise DecodeError(f"an image of mode {found}, from which {wanted} cannot be made")
         given = np.repeat(given, colours, axis=-1)
     elif colours == 1 and (found.has_colour or (found.channels == 3 and found.dtype not in _NAMED_DTYPES)):

@@ -193,11 +193,9 @@ class _Taps(NamedTuple):
 
 
 def _compute_taps(source: int, target: int, start: int, count: int) -> _Taps:
-    """Computes the source pixels of each pixel of an enlarged axis, three for each, and their weights.
-
-    The axis is enlarged from ``source`` to ``target`` pixels. The result is for ``count`` of these, from ``start`` on.
-    The arithmetic is that of ``_compute_index_ranges_int16_weights`` in ATen's ``UpSampleKernel.cpp``. Weights are
-    int32 in units of ``2**-14``, since ATen chooses the unit so that the largest weight, here 1, fits into int16."""
+    """Returns source pixels and weights for ``count`` pixels, from ``start`` on, of an axis enlarged from ``source`` to
+    ``target``."""
+    # The arithmetic is that of _compute_index_ranges_int16_weights in ATen's UpSampleKernel.cpp.
     centre = source / target * (np.arange(start, start + count) + 0.5)
     lowest = np.maximum((centre - 1 + 0.5).astype(np.int64), 0)
     beyond = np.minimum((centre + 1 + 0.5).astype(np.int64), source)
@@ -206,13 +204,15 @@ def _compute_taps(source: int, target: int, start: int, count: int) -> _Taps:
     weights /= weights.sum(0)
     first, last = int(lowest[0]), int(beyond[-1])
     places = np.minimum(places, last - 1) - first  # pixels beyond the border have weight 0
+    # ATen chooses the unit, 2**-14, so that the largest weight, here 1, fits into int16.
     return _Taps(first, last, places, (weights * (1 << 14) + 0.5).astype(np.int32))
 
 
 def _apply_taps(image: Pixels, taps: _Taps, axis: int) -> Pixels:
-    """Enlarges an axis of a uint8 image by taps: sums the weighted source pixels, in blocks of bounded memory."""
+    """Enlarges an axis of a uint8 image by weighted sums of source pixels."""
     count, channels = taps.places.shape[1], image.shape[2]
     result = np.empty((count, image.shape[1], channels) if axis == 0 else (len(image), count, channels), np.uint8)
+    # Blocks of rows bound the memory.
     step = max(1, _BLEND_VALUES // max(1, result.shape[1] * channels))
     for first in range(0, len(result), step):
         rows = slice(first, first + step)

@@ -101,9 +101,7 @@ def begins_like_image(start: bytes) -> bool:
 
 
 def _parse_header(data: bytes, whole: bool) -> ImageInfo:
-    """Finds the kind of a file by its first bytes and parses its header. With ``whole``, also checks the end.
-
-    Raises :class:`HeaderError`, also for an empty file, an unread kind and a Git LFS pointer."""
+    """Parses the header of an image of any kind; with ``whole``, also checks the end."""
     kind = find_kind(data)
     if kind is None:
         raise HeaderError(_describe_unknown(data))

@@ -241,8 +241,7 @@ def find_baseline_version() -> str:
 
 @functools.cache
 def _load_transform() -> Any:
-    """Loads TurboJPEG's transformation once. If the library is missing, raises :class:`UsageError`, which says what to
-    install."""
+    """Loads TurboJPEG's transformation once."""
     name = find_library(*_TRANSFORM_FUNCTIONS)
     if name is None:
         raise UsageError(

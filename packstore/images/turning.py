@@ -112,7 +112,8 @@ class Turn:
         return moved
 
     def _move(self, points: NDArray[Any], last: int) -> NDArray[np.float64]:
-        """Moves points ``(…, 2)``. ``last``: 0 for edges of pixels; 1 for numbers of pixels, which end one earlier."""
+        """Moves points ``(…, 2)`` as pixels are moved."""
+        # last is 0 for edges of pixels; 1 for numbers of pixels, which end one earlier.
         return turn_points(np.asarray(points, np.float64), self.orientation, self.width - last, self.height - last)
 
     def _move_shapes(self, value: Any, fractions: bool) -> Any:
@@ -138,13 +139,13 @@ class Turn:
         return value
 
     def _move_coco(self, entry: Any) -> Any:
-        """Moves boxes, segmentation and keypoints of an annotation in COCO's form; with the names of COCO-WholeBody
-        (https://github.com/jin-s13/COCO-WholeBody), such as ``face_box`` and ``foot_kpts``."""
+        """Moves boxes, segmentation and keypoints of an annotation in COCO's form."""
         if not isinstance(entry, dict):
             return entry
         moved = dict(entry)
         if "segmentation" in entry:
             moved["segmentation"] = self._move_segmentation(entry["segmentation"])
+        # With the names of COCO-WholeBody (https://github.com/jin-s13/COCO-WholeBody), such as face_box and foot_kpts.
         for name, value in entry.items():
             if not isinstance(value, list) or not all(isinstance(n, (int, float)) for n in value):
                 continue

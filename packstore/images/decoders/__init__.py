@@ -188,8 +188,8 @@ class Decoder:
         Decodes as little as possible, so damage elsewhere goes unnoticed:
 
         - JPEG files that our engine accepts: only the box;
-        - other JPEG files, by TurboJPEG's library of version 3: the box. The library reads the compressed data of all
-          above and beside it, and of a progressive file everything;
+        - other JPEG files, by TurboJPEG's library of version 3: the box. The library reads the compressed data of
+          everything above and beside the box, or all data of a progressive file;
         - other files: everything.
 
         Args:
@@ -224,21 +224,17 @@ class Decoder:
         return self._region is not None
 
     def decodes_parts(self, info: ImageInfo) -> bool:
-        """Tells if libjpeg-turbo 3 may decode a box of a file with this header alone. Does not count our engine."""
+        """Tells if libjpeg-turbo 3 may decode just a box of a file with this header. Does not count our engine."""
         return self.has_regions and info.sof > 0
 
     def _decode_region(self, data: memoryview, box: Box, info: ImageInfo | None) -> NDArray[np.uint8] | None:
-        """Decodes ``box`` of an ordinary JPEG to RGB with a library that decodes regions.
-
-        Returns None if there is no such library, or the reading is not 8-bit RGB. Returns None also for a damaged or
-        unusual file, and if the box exceeds the image or is nearly all of it.
-
-        Raises :class:`DecodeError` for too many pixels or scans."""
+        """Decodes ``box`` of an ordinary JPEG to RGB; None if the caller must decode everything."""
         # Check the end marker: a truncated file may have all rows of the box.
         known = self._region is not None and self.reading.is_plain and data[-2:] == _END
         header = _parse_ordinary_jpeg(data, info) if known else None
         if header is None or not _is_within(box, header.height, header.width):
             return None
+        # Decoding everything is faster than decoding nearly everything.
         if box[2] > _WORTH * header.height and box[3] > _WORTH * header.width:
             return None
         check_cost(data, header.width, header.height, self.max_pixels)
@@ -246,21 +242,16 @@ class Decoder:
         return _attempt(self._region, (*box[2:], 3), data, header.height, header.width, box)
 
     def _decode_whole(self, data: memoryview, info: ImageInfo | None) -> NDArray[Any]:
-        """Decodes a whole file with the engine, or otherwise if the engine refuses the file. Ignores EXIF
-        orientation."""
+        """Decodes a whole file, by the engine unless it refuses the file, ignoring EXIF orientation."""
         pixels = get_engine().decode(data, self.max_pixels, None, self._channels) if self.has_engine else None
         return self._decode_without_engine(data, info) if pixels is None else pixels
 
     def _decode_without_engine(self, data: memoryview, info: ImageInfo | None) -> NDArray[Any]:
-        """Decodes a whole file to the reading's mode, without the engine. Ignores EXIF orientation.
-
-        - Ordinary JPEG as 8-bit RGB: the fast library; Pillow if it fails.
-        - Other files as 8-bit RGB: Pillow, or packstore's own readers for kinds that Pillow lacks.
-        - Other readings: simplejpeg for the luma of a JPEG in mode ``L``, else Pillow and tifffile.
-        """
+        """Decodes a whole file to the reading's mode without the engine, ignoring EXIF orientation."""
         if not self.reading.is_plain:
             wanted = self.reading.pixels
             gray = wanted.channels == 1 and wanted.dtype == "uint8"
+            # simplejpeg decodes the luma of a JPEG in mode L; Pillow and tifffile decode everything else.
             luma = self._decode_ordinary(backends.decode_luma, 1, data, info) if self._channels == 1 else None
             if luma is not None:
                 return luma
@@ -269,17 +260,19 @@ class Decoder:
             pixels, mode = decode(data, self.max_pixels, self.reading.frame, gray=gray)
             has_bits = self.reading.depth == "scale" and not mode.has_alpha
             return convert_pixels(pixels, mode, self.reading, sniff(data).precision if has_bits else None)
+        # The fast library decodes ordinary JPEG files; _decode_other decodes the rest, and those where it fails.
         image = None if self._fast is None else self._decode_ordinary(self._fast, 3, data, info)
         return self._decode_other(data) if image is None else image
 
     def _decode_other(self, data: memoryview) -> NDArray[Any]:
-        """Decodes a file of 8 bits as RGB by Pillow. Decodes a kind that Pillow does not read, or a TIFF that it
-        refuses, such as one with WebP compression, by the library for it."""
+        """Decodes a file to 8-bit RGB by Pillow, or by a library for its kind."""
         kind = find_kind(bytes(data[:16]))
+        # Pillow does not read kinds without a plugin.
         if kind is None or kind.plugin[0]:
             try:
                 return _decode_by_pillow(data, self.max_pixels)
             except DecodeError:
+                # Another library may read a TIFF that Pillow refuses, such as one with WebP compression.
                 if kind is None or kind.plugin_reads_all:
                     raise
         from packstore.images.image_files import decode
@@ -289,14 +282,12 @@ class Decoder:
     def _decode_ordinary(
         self, decode: backends.Decode, channels: int, data: memoryview, info: ImageInfo | None
     ) -> NDArray[np.uint8] | None:
-        """Decodes an ordinary JPEG with a library's function: ``(H, W, channels)``.
-
-        Returns None for other files, for damaged ones, and without the library. Raises :class:`DecodeError` for too
-        many pixels or scans."""
+        """Decodes an ordinary JPEG by a library's function to ``(H, W, channels)``; None if this fails."""
         header = _parse_ordinary_jpeg(data, info)
         if header is None:
             return None
         check_cost(data, header.width, header.height, self.max_pixels)
+        # None for a damaged file, and without the library.
         return _attempt(decode, (header.height, header.width, channels), data)
 
     def __reduce__(self) -> tuple[type[Decoder], tuple[str, int, Reading]]:
@@ -345,10 +336,7 @@ def available_decoders() -> dict[str, str]:
 
 
 def _parse_ordinary_jpeg(data: memoryview, info: ImageInfo | None) -> ImageInfo | None:
-    """Returns the header if ``data`` is a JPEG that all libraries decode alike.
-
-    It has 8 bits, Huffman coding, and 1 or 3 components. A progressive file must be complete. Returns None for any
-    other file, and for a broken header. With ``info``, does not parse the header again."""
+    """Returns the header if ``data`` is a JPEG that all libraries decode alike, else None."""
     header = info
     if header is None:
         if bytes(data[:2]) != b"\xff\xd8":
@@ -369,13 +357,12 @@ def _parse_ordinary_jpeg(data: memoryview, info: ImageInfo | None) -> ImageInfo 
 
 
 def _attempt(decode: Any, shape: tuple[int, ...], *arguments: Any) -> NDArray[np.uint8] | None:
-    """Returns ``decode(*arguments)`` if it has a shape; None for a file that its library dislikes, which has exceptions
-    of its own."""
+    """Returns ``decode(*arguments)`` if it has the shape, or None if the library fails."""
     try:
         image: NDArray[np.uint8] = decode(*arguments)
     except MemoryError:
         raise
-    except Exception:
+    except Exception:  # each library has its own
         return None
     return image if image.shape == shape else None
 
@@ -394,8 +381,7 @@ def _is_within(box: Box, height: int, width: int) -> bool:
 
 
 def _load_library(name: str) -> backends.DecoderLibrary:
-    """Loads a decoder's library once; remembers it, or the reason for its absence. Raises :class:`UsageError` if the
-    name is unknown or the library unavailable."""
+    """Loads a decoder's library once, and remembers it or the reason for its absence."""
     if name not in DECODERS:
         raise UsageError(f"unknown decoder {name!r}; decoders: auto, {', '.join(DECODERS)}")
     with _lock:
@@ -403,7 +389,7 @@ def _load_library(name: str) -> backends.DecoderLibrary:
             try:
                 _loaded[name] = backends.load_decoder_library(name)
             except backends.UnavailableError as error:
-                _loaded[name] = error
+                _loaded[name] = error  # available_decoders shows this reason
         found = _loaded[name]
     if isinstance(found, backends.DecoderLibrary):
         return found

@@ -52,9 +52,7 @@ def load_decoder_library(name: str) -> DecoderLibrary:
 
 
 def _load_engine() -> DecoderLibrary:
-    """Returns the library that decodes files that the engine refuses: the first of four that is available.
-
-    If none is, its ``decode`` is None: Pillow decodes. Raises :class:`UnavailableError` if the engine is missing."""
+    """Returns the first available library for the files that the engine refuses."""
     problem = engine_problem()
     if problem is not None:
         raise UnavailableError(problem)
@@ -64,13 +62,12 @@ def _load_engine() -> DecoderLibrary:
         except UnavailableError:
             continue
         return beside._replace(version=f"packstore's engine; for other files {beside.version}")
+    # Pillow decodes if there is no decode function.
     return DecoderLibrary(None, "packstore's engine; for other files Pillow")
 
 
 def _load_turbojpeg() -> DecoderLibrary:
-    """Loads PyTurboJPEG, with an error for damaged data. The environment may name the library.
-
-    Raises :class:`UnavailableError` for a version that only warns, and for another module of that name."""
+    """Loads PyTurboJPEG and makes it raise errors for damaged data."""
     module = importlib.import_module("turbojpeg")
     base: Any = getattr(module, "TurboJPEG", None)
     if base is None:
@@ -124,8 +121,7 @@ def _load_jpeg4py() -> DecoderLibrary:
 
 
 def _load_opencv() -> DecoderLibrary:
-    """Loads OpenCV. Its function raises :class:`ValueError` for a JPEG file that is not complete, or that OpenCV
-    refuses."""
+    """Loads OpenCV."""
     cv2 = importlib.import_module("cv2")
     flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
 

@@ -402,11 +402,9 @@ class Encoding(ABC):
         return self.difference(expected, found)
 
     def _required_shape(self, shape: tuple[int, ...] | None) -> tuple[int, int, int] | None:
-        """Returns the shape that all records must have; None for files, and if shapes may differ.
-
-        Raises :class:`UsageError` if ``shape`` has not three numbers."""
+        """Returns the shape that all records must have, or None if shapes may differ."""
         options = self.options
-        if self.layout is None:
+        if self.layout is None:  # files
             return None
         if options.size is not None:
             return (*target_size(options.size), self.mode.channels)

@@ -97,10 +97,9 @@ class Encoder:
         return self.encoding.images.possible_sizes(image)
 
     def _encode_noting_orientation(self, key: str, image: ImageData) -> EncodedImage:
-        """Encodes an image. For a file, sets the fields :attr:`EncodedImage.oriented` and
-        :attr:`EncodedImage.unified` of the result; an array has no EXIF."""
+        """Encodes an image, and notes orientation and conversions of a file in the result."""
         encoded = self.encoding.encode(key, image)
-        if isinstance(image, np.ndarray):
+        if isinstance(image, np.ndarray):  # an array has no EXIF
             return encoded
         images = self.encoding.images
         return encoded._replace(oriented=images.read_orientation(image) != 1, unified=images.last_conversions())

@@ -146,7 +146,7 @@ def check_choice(what: str, value: object, choices: tuple[str, ...]) -> None:
 
 
 def _check_size(size: Any) -> None:
-    """Raises :class:`UsageError` for a size of another type, with a side out of range, or with too many pixels."""
+    """Raises :class:`UsageError` for an invalid size."""
     if isinstance(size, tuple) and len(size) == 2:
         for side in size:
             _check_range("size", side, MAX_SIDE)

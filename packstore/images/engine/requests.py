@@ -309,26 +309,24 @@ class Requests:
 
 
 def _pack_factors(form: OutputFormat, channels: int) -> Any:
-    """Builds the fields of ``struct form`` for scale and shift, and for fill: three numbers each.
-
-    Raises :class:`ValueError` for another number of channels."""
+    """Builds the fields of ``struct form`` for scale and shift, and for fill."""
     fill = form.fill if isinstance(form.fill, tuple) else (form.fill,)
     if not {len(form.scale), len(form.shift), len(fill)} <= {1, channels}:
         raise ValueError(f"{form} for rows of {channels} channels")
+    # The engine takes three numbers of each.
     scale, shift, fill = (values * (3 // len(values)) for values in (form.scale, form.shift, fill))
     return (ctypes.c_float * 6)(*scale, *shift), (ctypes.c_float * 3)(*fill)
 
 
 def _check_table(table: NDArray[Any], channels: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Returns a table of conversion. Raises :class:`ValueError` unless it has the shape and dtype of the rows."""
+    """Checks shape and dtype of a table of conversion, and returns it."""
     if table.shape != (channels, 256) or table.dtype != dtype or not table.flags.c_contiguous:
         raise ValueError(f"a table of {table.shape}, {table.dtype}, for rows of {channels} channels, {dtype}")
     return table
 
 
 def _channels_of(images: Sequence[NDArray[np.uint8]]) -> int:
-    """Returns the number of channels of images ``(h, w, C)``. Raises :class:`ValueError` if it differs between them, or
-    is neither 1 nor 3."""
+    """Returns the number of channels that all images ``(h, w, C)`` have: 1 or 3."""
     channels = {image.shape[2] for image in images} or {3}
     if len(channels) > 1 or not channels <= {*_CHANNELS}:
         raise ValueError(f"images of {sorted(channels)} channels")

@@ -46,10 +46,7 @@ class _ExrHeader(NamedTuple):
 
 
 def _parse_header(data: bytes) -> _ExrHeader:
-    """Parses the attributes of the header and counts the chunks.
-
-    Raises :class:`HeaderError` for damage and for features that packstore does not read. A truncated header raises
-    :class:`IndexError` or :class:`struct.error`."""
+    """Parses the attributes of the header and counts the chunks."""
     version, flags = data[4], int.from_bytes(data[4:8], "little")
     if version != 2:
         raise HeaderError(f"is an OpenEXR image of version {version}, and packstore reads version 2")
@@ -63,7 +60,7 @@ def _parse_header(data: bytes) -> _ExrHeader:
         name, at = data[at:end], _find_null_byte(data, end + 1) + 1
         (size,) = struct.unpack_from("<I", data, at)
         if at + 4 + size > len(data):
-            raise IndexError
+            raise IndexError  # truncated
         attributes[name.decode("latin-1")] = data[at + 4 : at + 4 + size]
         at += 4 + size
     if not {"channels", "dataWindow", "compression"} <= attributes.keys():
@@ -86,15 +83,15 @@ def _parse_header(data: bytes) -> _ExrHeader:
 
 
 def _find_null_byte(data: bytes, at: int) -> int:
-    """Returns the position of the next null byte. Raises :class:`IndexError` if there is none."""
+    """Returns the position of the next null byte."""
     end = data.find(b"\0", at)
     if end < 0:
-        raise IndexError
+        raise IndexError  # truncated
     return end
 
 
 def _parse_channels(data: bytes) -> Iterator[tuple[str, str]]:
-    """Yields name and dtype of each channel. Raises :class:`HeaderError` for unknown types and subsampled channels."""
+    """Yields name and dtype of each channel."""
     at = 0
     while data[at]:
         end = _find_null_byte(data, at)
@@ -111,12 +108,10 @@ def _parse_channels(data: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _count_tiles(width: int, height: int, description: bytes) -> int:
-    """Counts the tiles of all resolution levels; ``description`` is the attribute ``tiles``.
-
-    Raises :class:`HeaderError` if its values are wrong, :class:`struct.error` if it has another length."""
+    """Counts the tiles of all resolution levels; ``description`` is the attribute ``tiles``."""
     across: int
     down: int
-    across, down, levels = struct.unpack("<IIB", description)
+    across, down, levels = struct.unpack("<IIB", description)  # struct.error for another length
     if not across or not down:
         raise HeaderError(f"is damaged: OpenEXR tiles of {across} x {down}")
     kind, up = levels & 15, levels >> 4

@@ -69,11 +69,9 @@ def _measure_palette(flags: int) -> int:
 
 
 def _list_blocks(data: bytes | memoryview) -> Iterator[tuple[int, int]]:
-    """Yields start and end of each block: an image with its palette, or an extension.
-
-    Raises :class:`HeaderError` for an unknown block, and :class:`IndexError` without a trailer."""
+    """Yields start and end of each block: an image with its palette, or an extension."""
     at = _find_first_block(data)
-    while (block := data[at]) != _TRAILER:
+    while (block := data[at]) != _TRAILER:  # IndexError without a trailer
         start = at
         if block == _IMAGE:
             at += 11 + _measure_palette(data[at + 9])

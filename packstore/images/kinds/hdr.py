@@ -23,34 +23,29 @@ _SHORTEST, _LONGEST = 8, 0x7FFF
 
 
 def _match_size(data: bytes) -> re.Match[bytes]:
-    """Finds and matches the line of the size.
-
-    Raises :class:`HeaderError` for colours that are not RGB or a broken line, :class:`IndexError` for a truncated
-    header."""
+    """Finds and matches the line with the size."""
     end = _END.search(data)
     if end is None:
-        raise IndexError
+        raise IndexError  # a truncated header
     line = _FORMAT.search(data, 0, end.start())
     if line is not None and line[1] != b"32-bit_rle_rgbe":
         raise HeaderError(f"is a Radiance image of {line[1][:40]!r}, and packstore reads 32-bit_rle_rgbe")
     size = _SIZE.match(data, end.end())
     if size is None and len(data) - end.end() < 40:
-        raise IndexError
+        raise IndexError  # a truncated header
     if size is None or size[2] == size[5]:
         raise HeaderError("is damaged: a Radiance image without a size")
     return size
 
 
 def _read_new_rle(data: bytes, at: int, row: NDArray[np.uint8]) -> int:
-    """Reads a scanline in the newer run-length coding, byte plane by byte plane, into ``row``. Returns the end of its
-    bytes.
-
-    Raises :class:`HeaderError` for a run that does not fit. Truncated data raise :class:`IndexError` or
-    :class:`ValueError`."""
+    """Reads a scanline in the newer run-length coding into ``row`` and returns the end of its bytes."""
     width = len(row)
+    # The coding has one byte plane after the other.
     for plane in range(4):
         done = 0
         while done < width:
+            # Truncated data raise IndexError, or ValueError in frombuffer.
             count = data[at]
             run = count > 128
             count -= 128 * run
@@ -67,12 +62,7 @@ def _read_new_rle(data: bytes, at: int, row: NDArray[np.uint8]) -> int:
 
 
 def _read_old_rle(data: bytes, at: int, row: NDArray[np.uint8]) -> int:
-    """Reads a scanline in the older coding into ``row``. Returns the end of its bytes.
-
-    The coding has whole pixels; ``1 1 1 n`` repeats the last pixel ``n`` times. A second run directly after the first
-    repeats ``n << 8`` times, a third ``n << 16``, a fourth ``n << 24``.
-
-    Raises :class:`HeaderError` for a run that does not fit, and for truncated data."""
+    """Reads a scanline in the older coding, of whole pixels, into ``row`` and returns the end of its bytes."""
     width, done, shift = len(row), 0, 0
     plain = data[at : at + 4 * width]
     if len(plain) == 4 * width and b"\1\1\1" not in plain:
@@ -83,6 +73,7 @@ def _read_old_rle(data: bytes, at: int, row: NDArray[np.uint8]) -> int:
         if len(pixel) < 4:
             raise HeaderError("is truncated: Radiance ends in a scanline")
         at += 4
+        # 1 1 1 n repeats the last pixel n times. Runs directly after it repeat n << 8, n << 16, n << 24 times.
         if pixel[:3] == b"\1\1\1":
             count = pixel[3] << shift
             if not done or done + count > width or shift > 24:

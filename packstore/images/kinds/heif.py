@@ -37,10 +37,7 @@ _MAX_BOXES = 4096
 
 
 def _parse_header(data: bytes, whole: bool) -> ImageInfo:
-    """Parses the boxes of a whole file. With ``whole``, also checks that they have image data and end in the file.
-
-    Raises :class:`HeaderError` for wrong boxes, and if the primary item or its size is missing. Raises
-    :class:`IndexError` for a file without metadata, or a box that is truncated within its header."""
+    """Parses the boxes of a file; with ``whole``, also requires image data and the end."""
     kind = ""
     meta: tuple[int, int] | None = None
     has_data, end = False, 0
@@ -94,28 +91,25 @@ def _parse_header(data: bytes, whole: bool) -> ImageInfo:
 
 
 def _parse_codec_bits(data: bytes, name: bytes, start: int) -> int:
-    """Returns the bits per sample in a decoder's configuration (AV1 in ISOBMFF 2.3.3, ISO/IEC 14496-15 8.3.3). Returns
-    0 for other boxes."""
-    if name == b"av1C":
+    """Returns the bits per sample in a decoder's configuration, or 0 for other boxes."""
+    if name == b"av1C":  # AV1 in ISOBMFF 2.3.3
         flags = data[start + 2]
         return 8 + 2 * (flags >> 6 & 1) + 2 * (flags >> 5 & flags >> 6 & 1)
-    return 8 + (data[start + 17] & 7) if name == b"hvcC" else 0
+    return 8 + (data[start + 17] & 7) if name == b"hvcC" else 0  # ISO/IEC 14496-15 8.3.3
 
 
 def _iterate_boxes(data: bytes, start: int, stop: int, *, top: bool = False) -> Iterator[tuple[bytes, int, int]]:
-    """Yields name, start and end of the content of each box between ``start`` and ``stop``.
-
-    With ``top``, a box may end beyond ``stop``. Raises :class:`HeaderError` for a box of an impossible size, and for
-    more than 4,096 boxes.
-    """
+    """Yields name, start and end of the content of each box between ``start`` and ``stop``."""
     count = 0
     while start + 8 <= stop:
         size, name, header = _read_number(data, start, 4), data[start + 4 : start + 8], 8
+        # A size of 1 means that 64 bits follow, 0 that the box fills the rest.
         if size == 1:
             size, header = _read_number(data, start + 8, 8), 16
         elif size == 0:
             size = stop - start
         count += 1
+        # Boxes at the top may end beyond stop: _parse_header checks the end of whole files.
         if size < header or count > _MAX_BOXES or (start + size > stop and not top):
             raise HeaderError(f"is damaged: a HEIF box of {size} bytes at byte {start}")
         yield name, start + header, start + size
@@ -123,9 +117,7 @@ def _iterate_boxes(data: bytes, start: int, stop: int, *, top: bool = False) -> 
 
 
 def _list_property_numbers(data: bytes, place: tuple[int, int], item: int) -> Iterator[int]:
-    """Yields the numbers, from 1 on, of an item's properties, from the ``ipma`` box.
-
-    Raises :class:`HeaderError` or :class:`IndexError` if the box is truncated."""
+    """Yields the numbers, from 1 on, of an item's properties, from the ``ipma`` box."""
     at, stop = place
     version, wide = data[at], data[at + 3] & 1
     entries = _read_number(data, at + 4, 4)
@@ -143,9 +135,9 @@ def _list_property_numbers(data: bytes, place: tuple[int, int], item: int) -> It
 
 
 def _read_number(data: bytes, at: int, size: int) -> int:
-    """Reads a big-endian number of ``size`` bytes. Raises :class:`IndexError` beyond the end of the data."""
+    """Reads a big-endian number of ``size`` bytes."""
     if at + size > len(data):
-        raise IndexError(at)
+        raise IndexError(at)  # from_bytes would accept fewer bytes
     return int.from_bytes(data[at : at + size], "big")
 
 
@@ -208,9 +200,7 @@ class Heif(ImageFile):
         return mode_of(mode.channels, "uint16") if self.info.precision > 8 else mode
 
     def _check_deep_pixels(self, pixels: NDArray[Any], any_size: bool = False) -> None:
-        """Raises :class:`DecodeError` unless pixels are uint16 and have the size that the header states.
-
-        ``any_size``: do not check the size."""
+        """Raises :class:`DecodeError` unless pixels are uint16 and have the size in the header."""
         info = self.info
         if pixels.dtype != np.uint16 or not (any_size or pixels.shape[:2] == (info.height, info.width)):
             raise DecodeError(
@@ -249,9 +239,7 @@ class Avif(Heif):
 
     @cached_property
     def _deep_frames(self) -> NDArray[Any]:
-        """All frames of a file of more than 8 bits, uint16 ``(frames, H, W, C)``, decoded at the first use.
-
-        Raises :class:`DecodeError` if the file is damaged or too large, or a library is missing."""
+        """All frames of a file of more than 8 bits, uint16 ``(frames, H, W, C)``."""
         library, description, info = self._import_imagecodecs(), self.pillow.describe(), self.info
         frames = 1 if description is None else description.frames
         shown = f"an AVIF of {frames:,} frames of {info.width} x {info.height} pixels"

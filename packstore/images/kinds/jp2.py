@@ -91,11 +91,11 @@ class Jpeg2000(ImageFile):
         return self.info.precision <= 8 and self.info.components <= _MOST_CHANNELS and not self._is_signed()
 
     def _find_mode(self) -> Mode:
-        """Returns the mode by bits, signs and channels. A last channel that is not known to be alpha gives a ``multi``
-        mode."""
+        """Returns the mode by bits, signs and channels."""
         signed, bits, found = self._is_signed(), self.info.precision, self.pillow.describe()
         dtypes = (8, "int16" if signed else "uint8"), (16, "int16" if signed else "uint16"), (38, "int32")
         dtype = next(name for most, name in dtypes if bits <= most)
         usual = mode_of(self.info.components, dtype)
+        # A last channel that is not known to be alpha gives a multi mode.
         is_usual = usual.has_alpha <= (found is not None and found.has_alpha)
         return usual if is_usual else parse_mode(f"multi:{self.info.components}:{dtype}")

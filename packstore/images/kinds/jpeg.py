@@ -114,12 +114,7 @@ def _check_end(data: bytes, scan: int, whole: bool) -> None:
 
 
 def _skip_to_marker(data: bytes, at: int) -> int:
-    """Skips bytes that are no segment, and returns the next position to look at.
-
-    Skips one fill byte, one marker without a segment, or stray bytes (which libjpeg skips with a warning).
-
-    Raises :class:`HeaderError` for a second start or an end of the image, :class:`IndexError` at the end of the data.
-    """
+    """Skips bytes that are no segment and returns the next position to look at."""
     marker = data[at + 1]
     if data[at : at + 4] == b"\xff\xd9\xff\xd8":  # tables end, and the image that uses them begins: T.81, B.4
         return at + 4
@@ -127,35 +122,32 @@ def _skip_to_marker(data: bytes, at: int) -> int:
         what = "a second start" if marker == 0xD8 else "the end"
         raise HeaderError(f"is damaged: {what} of the image at byte {at}, before any scan")
     if data[at] == 0xFF and marker != 0xFF:
-        return at + 2
+        return at + 2  # a marker without a segment
+    # Skips a fill byte, or stray bytes, which libjpeg skips with a warning.
     place = data.find(b"\xff", at + 1)
     if place < 0:
-        raise IndexError
+        raise IndexError  # truncated
     return place
 
 
 def _find_metadata(data: bytes | bytearray | memoryview, at: int, alone: bool) -> tuple[bytes, bytes]:
-    """Returns EXIF and XMP of a JPEG file, empty if missing. Reads its segments from ``at`` on.
-
-    ``alone``: the segment at ``at`` is the only one to read.
-
-    Raises :class:`UnusualError` for stray bytes and for a second EXIF, :class:`struct.error` for a truncated file."""
+    """Returns EXIF and XMP, empty if missing, of the JPEG segments from ``at`` on."""
     exif = xmp = b""
     while True:
         mark, marker, length = _SEGMENT.unpack_from(data, at)
         if marker == 0xDA and mark == 0xFF:
             return exif, xmp
         if mark != 0xFF or length < 2 or marker < 0xC0 or 0xD0 <= marker <= 0xD9 or marker == 0xFF:
-            raise UnusualError
+            raise UnusualError  # stray bytes
         if marker == 0xE1:
             content = bytes(data[at + 4 : at + 2 + length])
             if content.startswith(_EXIF):
                 if exif:
-                    raise UnusualError
+                    raise UnusualError  # a second EXIF
                 exif = content
             elif content.startswith(_XMP):
                 xmp = content
-        if alone:
+        if alone:  # no other segment has to be read
             return exif, xmp
         at += 2 + length
 
@@ -191,7 +183,7 @@ def find_pictures(data: bytes | memoryview, info: ImageInfo) -> Pictures:
 
 
 def _read_entries(data: bytes | memoryview, start: int) -> list[tuple[int, int, int]]:
-    """Returns attributes, size and offset of each picture. Raises :class:`struct.error` beyond the end of the data."""
+    """Returns attributes, size and offset of each picture."""
     order = "<" if data[start : start + 2] == b"II" else ">"
     at = start + struct.unpack_from(order + "I", data, start + 4)[0]
     (count,) = struct.unpack_from(order + "H", data, at)
@@ -205,8 +197,8 @@ def _read_entries(data: bytes | memoryview, start: int) -> list[tuple[int, int, 
 
 
 def without_metadata(data: memoryview) -> bytes | memoryview:
-    """Returns the JPEG ``data`` without metadata: EXIF, MPF, ICC, XMP, comments, and stray bytes between segments.
-    Also without segments of JFIF and Adobe that are too short, which libjpeg ignores.
+    """Returns a JPEG without metadata: EXIF, MPF, ICC, XMP, comments, and stray bytes between segments. Also drops
+    segments of JFIF and Adobe that are too short, which libjpeg ignores.
 
     Returns ``data`` itself if it has none of these, or no scan."""
     kept: list[memoryview] = [data[:2]]
@@ -236,7 +228,7 @@ def _is_signed(content: memoryview, marker: int) -> bool:
 
 
 def is_complete_jpeg(data: memoryview) -> bool:
-    """Tells if a JPEG is complete. Its segments and scans must follow each other without gaps up to the end marker.
+    """Tells if a JPEG is complete: its segments and scans follow each other without gaps up to the end marker.
 
     A progressive file must have every bit of every coefficient.
 
@@ -248,8 +240,7 @@ def is_complete_jpeg(data: memoryview) -> bool:
 
 
 def _check_segments(data: memoryview) -> bool:
-    """Tells if a JPEG is complete, see :func:`is_complete_jpeg`. Raises :class:`IndexError` or :class:`KeyError` for
-    broken segments."""
+    """Tells if a JPEG is complete, see :func:`is_complete_jpeg`."""
     unfinished: dict[int, bytearray] = {}  # by component: the lowest bit so far of each coefficient; 1 for none
     scans, at = 0, 2
     while data[at] == 0xFF:
@@ -299,7 +290,7 @@ class Jpeg(ImageFile):
         return find_pictures(self.data, self.info)
 
     def _open_view(self, number: int) -> ImageFile:
-        """Opens a view as a file of its own. Raises :class:`HeaderError` for a damaged header."""
+        """Opens a view as a file of its own."""
         from packstore.images.sniff import sniff
 
         view = self.data[slice(*self._pictures.views[number])]

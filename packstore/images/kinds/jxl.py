@@ -73,10 +73,7 @@ class _Bits:
 
 
 def _parse_header(data: bytes, whole: bool) -> _JxlHeader:
-    """Parses the codestream's header. With ``whole``, also checks the sizes of boxes.
-
-    Raises :class:`HeaderError` without a codestream, for a truncated header, and for channels and bits that packstore
-    does not read."""
+    """Parses the codestream's header; with ``whole``, also checks the sizes of boxes."""
     head = data[:_HEAD] if data.startswith(_CODESTREAM) else b"".join(_list_codestream_parts(data, whole))[:_HEAD]
     if head[:2] != _CODESTREAM:
         raise HeaderError("is damaged: a JPEG XL file without a codestream")
@@ -163,12 +160,7 @@ def _parse_extra_channel(bits: _Bits) -> int:
 
 
 def _list_codestream_parts(data: bytes, whole: bool) -> Iterator[bytes]:
-    """Yields the parts of the codestream in a file of boxes, of each the beginning alone.
-
-    Yields only the first part unless ``whole``.
-
-    Raises :class:`HeaderError` for a box of an impossible size. With ``whole``, raises it also for a box beyond the end
-    of the file."""
+    """Yields the beginning of each codestream part in a file of boxes; without ``whole``, only the first."""
     at = 0
     while at + 8 <= len(data):
         length, name = struct.unpack_from(">I4s", data, at)
@@ -229,12 +221,11 @@ class JpegXl(OwnFile):
         return low
 
     def _find_frame(self, frame: int) -> NDArray[Any] | None:
-        """Decodes a frame, ``(H, W, C)``. Returns None if it does not exist.
-
-        imagecodecs then leaves the memory as it was, without an error. Damage raises its errors."""
+        """Decodes a frame to ``(H, W, C)``; None if it does not exist."""
         header = _parse_header(self.content, False)
         dtype = np.dtype(f"{'f' if header.is_float else 'u'}{-(-header.bits // 8)}")
         channels = header.colours + header.has_alpha
+        # For a frame that does not exist, imagecodecs leaves the memory as it was; only damage raises errors.
         for filler in (0, 1):  # a frame may be all zeros
             pixels = np.full((header.height, header.width, channels), filler, dtype)
             self.import_library().jpegxl_decode(

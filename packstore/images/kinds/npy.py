@@ -27,13 +27,10 @@ _LONGEST = 10_000
 
 
 def _parse_header(data: bytes) -> tuple[tuple[int, ...], Any, int, bool]:
-    """Parses the header. Returns shape, dtype, offset of the values, and if they are in Fortran order.
-
-    Raises :class:`HeaderError` for objects, for dtypes without a mode, and for shapes that are no image's. A truncated
-    header raises :class:`IndexError`."""
+    """Returns shape, dtype, offset of the values, and if they are in Fortran order."""
     place = 10 if data[6:7] == b"\1" else 12
     if len(data) < place + int.from_bytes(data[8:place], "little"):
-        raise IndexError
+        raise IndexError  # truncated
     try:
         shape, fortran, dtype, size = parse_npy_header(data[:_LONGEST])
     except ValueError as error:
@@ -49,9 +46,7 @@ def _parse_header(data: bytes) -> tuple[tuple[int, ...], Any, int, bool]:
 
 
 def _channels_first(shape: tuple[int, ...]) -> bool:
-    """Tells if the first axis is that of channels. False for two axes.
-
-    Raises :class:`HeaderError` if both the first and the last axis may be channels."""
+    """Tells if the first axis is that of channels."""
     if len(shape) == 2 or shape[0] > _FEW:
         return False
     if shape[2] <= _FEW:

@@ -47,15 +47,14 @@ def is_sound_chunk(data: bytes | memoryview, start: int, end: int) -> bool:
 
 
 def _check_chunks(data: bytes, palette: bool) -> None:
-    """Raises :class:`HeaderError` unless a PNG has all chunks up to IEND, with pixels and ``palette``.
-
-    Checks the sums of all chunks on which pixels depend but IDAT, which only decoding proves."""
+    """Raises :class:`HeaderError` unless a PNG has all chunks up to IEND, with pixels and ``palette``."""
     names, view = set(), memoryview(data)
     for name, start, end in list_chunks(data):
         if not name.isalpha():
             raise HeaderError(f"is damaged: a PNG chunk {name!r} at byte {start}")
         if end > len(data):
             raise HeaderError(f"is truncated: a PNG chunk {name!r} that ends at byte {end}, the file has {len(data)}")
+        # Pixels depend on these, and on IDAT, which only decoding proves.
         if name in _CHECKED and not is_sound_chunk(view, start, end):
             raise HeaderError(f"is damaged: the checksum of a PNG's chunk {name!r} at byte {start} is wrong")
         names.add(name)
@@ -67,7 +66,7 @@ def _check_chunks(data: bytes, palette: bool) -> None:
 
 
 def _strip(data: memoryview, texts: bool) -> bytes | memoryview:
-    """Keeps critical chunks, transparency and a sound animation. With ``texts``, also keeps texts and EXIF."""
+    """Keeps critical chunks, transparency and a sound animation; with ``texts``, also texts and EXIF."""
     chunks = [*list_chunks(data)]
     if not chunks or chunks[-1][0] != b"IEND" or chunks[-1][2] > len(data):
         return data
@@ -79,7 +78,7 @@ def _strip(data: memoryview, texts: bool) -> bytes | memoryview:
     kept = [
         data[start:end]
         for name, start, end in chunks
-        if not name[0] & 0x20
+        if not name[0] & 0x20  # critical
         or name == b"tRNS"
         or (animated and (name in _ANIMATION or name == b"fdAT"))
         or (texts and name in _TEXTS and is_sound_chunk(data, start, end))
@@ -115,8 +114,7 @@ def decode_png(data: memoryview) -> NDArray[np.uint16]:
 
 
 def split_transparent_colour(data: memoryview) -> tuple[memoryview, NDArray[np.int64]] | None:
-    """Splits a PNG in gray or RGB that has a transparent colour. Returns the file without that colour, and the colour
-    as decoded.
+    """Takes the transparent colour out of a gray or RGB PNG. Returns the rest, and the colour as decoded.
 
     Returns None for other PNG files. Needed because Pillow leaves pixels of that colour opaque for 1, 2, 4 and 16 bits.
     """
@@ -134,9 +132,7 @@ def split_transparent_colour(data: memoryview) -> tuple[memoryview, NDArray[np.i
 
 
 def _to_samples(lines: NDArray[np.uint8] | None, height: int, width: int, channels: int) -> NDArray[np.uint16]:
-    """Converts rows of big-endian bytes to uint16 ``(height, width, channels)``.
-
-    Raises :class:`DecodeError` if ``lines`` is None: the rows could not be inflated."""
+    """Converts rows of big-endian bytes to uint16 ``(height, width, channels)``."""
     if lines is None:
         raise DecodeError("damaged image: the pixels of a PNG cannot be inflated")
     samples: NDArray[np.uint16] = np.ascontiguousarray(lines).view(">u2").astype(np.uint16)
@@ -144,8 +140,7 @@ def _to_samples(lines: NDArray[np.uint8] | None, height: int, width: int, channe
 
 
 def _inflate_interlaced(packed: bytes, width: int, height: int, step: int) -> bytes:
-    """Inflates the rows of all passes of an interlaced PNG. Raises :class:`DecodeError` for damaged data or too few
-    bytes."""
+    """Inflates the rows of all passes of an interlaced PNG."""
     most = width * height * step + 7 * height + 7  # each row of each pass has a filter byte
     try:
         raw = zlib.decompressobj().decompress(packed, most)
@@ -157,15 +152,11 @@ def _inflate_interlaced(packed: bytes, width: int, height: int, step: int) -> by
 
 
 def _read_chunks(data: memoryview) -> tuple[bytes, int, int, int, int]:
-    """Returns the content of the IDAT chunks, width, height, colour type and interlacing. Verifies the checksums of
-    chunks on which pixels depend.
-
-    Raises :class:`DecodeError` for a wrong checksum, or a PNG of other than 16 bits. A truncated file raises
-    :class:`struct.error`."""
+    """Returns the content of the IDAT chunks, width, height, colour type and interlacing."""
     parts, header, name = [], None, b""
     for name, start, end in list_chunks(data):
         if end > len(data):
-            raise struct.error
+            raise struct.error  # truncated
         is_needed = not name[0] & 0x20 or name == b"tRNS"  # pixels do not depend on other chunks
         if is_needed and not is_sound_chunk(data, start, end):
             raise DecodeError(f"damaged image: the checksum of a PNG's chunk {name!r:.12} at byte {start} is wrong")
@@ -174,7 +165,7 @@ def _read_chunks(data: memoryview) -> tuple[bytes, int, int, int, int]:
         elif name == b"IDAT":
             parts.append(data[start + 8 : end - 4])
     if name != b"IEND":
-        raise struct.error
+        raise struct.error  # truncated
     if header is None or header[2] != 16 or header[3] not in _CHANNELS or header[6] > 1:
         raise DecodeError("damaged image: no PNG of 16 bits a sample")
     width, height, _, colour, _, _, interlaced = header

@@ -93,7 +93,7 @@ def is_stored_inverted(tags: Any) -> bool:
 
 
 def _has_deep_palette(tags: Any) -> bool:
-    """Tells if the values of a page are 16-bit indices of a palette, whose colours have 16 bits."""
+    """Tells if values of a page are 16-bit indices of a palette of 16-bit colours."""
     return tags.get(_PHOTOMETRIC) == _PALETTE and _COLOUR_MAP in tags and find_tiff_dtype(tags) == np.uint16
 
 
@@ -107,13 +107,12 @@ def find_tiff_dtype(tags: Any) -> np.dtype[Any] | None:
 
 
 def _find_mode_of_channels(channels: int, dtype: str, tags: Any) -> Mode | None:
-    """Returns the mode for a number of channels and a dtype. Returns None if no mode fits.
-
-    It is ``multi`` for colours other than RGB, and for a last channel that the tag ExtraSamples does not call alpha."""
+    """Returns the mode for channels and dtype, or None if no mode fits."""
     if not 1 <= channels <= MAX_CHANNELS or dtype not in EXACT.values():
         return None
     alpha = any(number in (1, 2) for number in np.atleast_1d(tags.get(338, ())).tolist())
     usual = mode_of(channels, dtype)
+    # Other colours than RGB are multi, as is a last channel that ExtraSamples does not call alpha.
     is_usual = usual.has_alpha <= alpha and find_tiff_colours(tags) is None
     return usual if is_usual else parse_mode(f"multi:{channels}:{dtype}")
 
@@ -141,19 +140,17 @@ class Tiff(ImageFile):
 
     @cached_property
     def _places(self) -> list[int] | None:
-        """Pillow's numbers of the pages, which it counts with smaller versions; None if they cannot be counted."""
+        """Pillow's numbers of the pages, or None if they cannot be counted."""
         try:
+            # Pillow also counts smaller versions of pages.
             return [place for place, _ in list_tiff_pages(self.data)]
         except (HeaderError, struct.error, IndexError):
             return None
 
     @cached_property
     def _pages(self) -> list[Any]:
-        """The pages in tifffile, without smaller versions of others.
-
-        Raises tifffile's errors for a damaged file, and :class:`HeaderError` for pages that go round in a circle:
-        tifffile would follow them without end.
-        """
+        """The pages in tifffile, without smaller versions of others."""
+        # Raises HeaderError for pages that go round in a circle: tifffile would follow them without end.
         with suppress(struct.error):  # the list ends beyond the file; tifffile ends there too
             list_tiff_pages(self.data)
         file = import_tifffile().TiffFile(io.BytesIO(self.strip_metadata(self.data)))
@@ -184,16 +181,14 @@ class Tiff(ImageFile):
         return ImageDescription(wide, frames, transparent, certain, converted, find_tiff_colours(tags))
 
     def _read_tags(self, number: int) -> dict[int, Any]:
-        """Returns the tags of a page by code. Raises :class:`DecodeError` without tifffile.
-
-        Returns none for a missing page and a damaged file: decoding reports these."""
+        """Returns the tags of a page by code; none if it is missing or damaged."""
         import_tifffile()
         try:
             return {tag.code: tag.value for tag in self._pages[number].tags}
         except MemoryError:
             raise
         except Exception:
-            return {}
+            return {}  # decoding reports missing pages and damage
 
     def read_frame(self, frame: int = 0, *, gray: bool = False) -> tuple[NDArray[Any], Mode]:
         place, places = frame, self._places
@@ -208,11 +203,7 @@ class Tiff(ImageFile):
         return self._decode_page(frame)
 
     def _decode_page(self, number: int) -> tuple[NDArray[Any], Mode]:
-        """Decodes a page by tifffile and turns it upright by its orientation. Returns pixels and mode.
-
-        Raises :class:`DecodeError` for damaged files, too many pixels, and without tifffile. Raises it also if no mode
-        fits the channels and values, and for a page that is a volume.
-        """
+        """Decodes a page by tifffile, turns it upright, and returns pixels and mode."""
         import_tifffile()
         with damaged_image():
             if number >= len(self._pages):

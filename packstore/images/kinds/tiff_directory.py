@@ -136,10 +136,7 @@ def _find_orientation(data: bytes | memoryview, at: int, entries: list[Entry]) -
 
 
 def _read_entries(data: bytes | memoryview, at: int, wanted: Container[int] | None) -> Iterator[Entry]:
-    """Yields entries of the directory at byte ``at``: those of the tags in ``wanted``, or all for None.
-
-    Raises :class:`HeaderError` for a damaged directory, and for values of a yielded entry beyond the end of the
-    file."""
+    """Yields entries of the directory at byte ``at``: those of tags in ``wanted``, or all."""
     layout = read_layout(data)
     count_format, size, inline = layout.entries, layout.entry_bytes, layout.inline
     if at + struct.calcsize(count_format) > len(data):
@@ -165,12 +162,11 @@ def _read_entries(data: bytes | memoryview, at: int, wanted: Container[int] | No
 
 
 def _check_pixels(data: bytes, offsets: tuple[str, int, int], counts: tuple[str, int, int]) -> None:
-    """Raises :class:`HeaderError` if strips or tiles lie beyond the end of the file.
-
-    ``offsets``, ``counts``: format, number and place of the values. A file may hold millions of values, so numpy
-    compares them, in uint64 without overflow."""
+    """Raises :class:`HeaderError` if strips or tiles lie beyond the end of the file."""
     length, size = min(offsets[1], counts[1]), np.uint64(len(data))
+    # Offsets and counts are each the format, number and place of the values.
     starts, sizes = (_read_numbers(data, letter, length, value) for letter, _, value in (offsets, counts))
+    # There may be millions of values: numpy compares them, in uint64 without overflow.
     beyond = np.flatnonzero((starts > size) | (sizes > size - np.minimum(starts, size)))
     if len(beyond):
         end = int(starts[beyond[-1]]) + int(sizes[beyond[-1]])
@@ -235,7 +231,7 @@ def strip_tiff(data: memoryview) -> bytearray | memoryview:
             data[place : place + entry]
             for place in places
             if (tag := struct.unpack_from(layout.order + "H", data, place)[0]) in PIXEL_TAGS
-            or (tag == _XMP and _names_orientation(data, place, layout))
+            or (tag == _XMP and _names_orientation(data, place, layout))  # Pillow applies it
         ]
         rest = b"".join((*kept, data[end : end + width]))
         struct.pack_into(layout.entries, stripped, at, len(kept))
@@ -245,6 +241,6 @@ def strip_tiff(data: memoryview) -> bytearray | memoryview:
 
 
 def _names_orientation(data: memoryview, place: int, layout: Layout) -> bool:
-    """Tells if the XMP of the entry at ``place`` lies in the file and names an orientation, which Pillow applies."""
+    """Tells if the XMP of an entry lies in the file and names an orientation."""
     length, at = struct.unpack_from(layout.order + 2 * layout.offset[-1], data, place + 4)
     return at + length <= len(data) and b"tiff:Orientation" in bytes(data[at : at + length])

@@ -64,8 +64,7 @@ def find_unread_file_kind(name: str, start: bytes) -> str | None:
 
 
 def _name_hdr_format(start: bytes) -> str:
-    """Returns the format of the header in a ``.hdr`` file: ``a NIfTI``, ``an ENVI`` or ``an unknown``. Looks at its
-    first bytes."""
+    """Returns the format of the header in a ``.hdr`` file by its first bytes."""
     if any(int.from_bytes(start[:4], order) in _NIFTI_SIZES for order in _ORDERS):
         return "a NIfTI"
     return "an ENVI" if start.startswith(b"ENVI") else "an unknown"

@@ -79,9 +79,9 @@ class WebP(ImageFile):
 
 
 def _list_chunks(data: bytes | bytearray | memoryview, end: int | None = None) -> Iterator[tuple[bytes, int, int]]:
-    """Yields name, start and end, with its padding, of each chunk up to ``end``, by default that of RIFF or of the
-    data."""
+    """Yields name, start and padded end of each chunk up to ``end``."""
     at = 12
+    # The default is the end of RIFF, or the end of the data if that comes first.
     end = min(len(data), 8 + int.from_bytes(data[4:8], "little")) if end is None else end
     while at + 8 <= end:
         name, length = struct.unpack_from("<4sI", data, at)
