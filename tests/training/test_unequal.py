@@ -393,3 +393,18 @@ def test_cuts_one_after_the_other_are_one_cut(data: st.DataObject) -> None:
     cut, done = course.first_cut(0)
     assert torch.equal(course.run_on_image(0, cut(image), done), expected)
     assert tuple(expected.shape[-2:]) == tuple(course.placement.sizes[0])
+
+
+def test_what_is_no_operation_is_refused_for_lists_of_images_too(stores: Any) -> None:
+    with pytest.raises(UsageError, match=r"augment\[0\] is not callable: 3"):
+        PackedLoader(PackedDataset(stores("cifar.pth"), "train"), 4, augment=[3], collate={"image": "list"})
+
+
+def test_an_operation_that_does_not_fit_the_images_skips_no_record(stores: Any) -> None:
+    crop = A.RandomResizedCrop(20, interpolation="lanczos")  # of bytes alone
+    loader = PackedLoader(
+        PackedDataset(stores("floats.pth"), "train"), 4, augment=crop, collate={"image": "list"}, on_error="skip"
+    )
+    with pytest.raises(UsageError, match="lanczos resizes bytes") as caught:
+        next(iter(loader))
+    assert "record 0" in caught.value.__notes__[0]

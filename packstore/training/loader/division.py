@@ -68,10 +68,10 @@ def divide_loader(
     by_engine = resident and on_cpu and engine_supports(image) and plain and not whole_views
     # Threads work on the images: those that decode, or the engine's on resident images.
     in_threads = on_cpu and (by_engine or not resident)
-    crops = plain and not one_by_one and (by_engine or not resident)
+    at_decoding = operations_at_decoding(dataset, options.augment, image) if plain else ()
     division = divide_work(
         () if one_by_one else options.augment,
-        operations_at_decoding(dataset, options.augment, image) if crops else (),
+        at_decoding if not one_by_one and (by_engine or not resident) else (),
         final if in_threads and not views else None,
         runs_programs=in_threads and dataset.reading.pixels == RGB and image.layout != "CHW",
         calls_functions=on_cpu and not resident,

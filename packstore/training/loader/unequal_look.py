@@ -125,6 +125,7 @@ class DrawnUnequalLook(Drawn):
         # The crop that is made while decoding, and the number of operations that it replaces.
         self._first_cuts = [operations.first_cut(row) for row in range(len(sizes))]
         self.images: list[Any] = [None] * len(sizes)
+        self._decoded: dict[int, tuple[torch.Tensor, bool]] = {}  # images without their first cut; of another size?
         self._redrawn: dict[int, DrawnOperations] = {}  # of images whose size is not that of their header
         self._deferred: set[int] = set()
 
@@ -152,21 +153,15 @@ class DrawnUnequalLook(Drawn):
         requests.set_output_images(boxes, sizes, windows, flips, samplings, pixels)
 
     def write_pixels(self, decoded: Mapping[int, NDArray[Any]], column: Column, mode: Mode) -> dict[int, DecodeError]:
-        """Makes the first cuts of decoded images, by row. Returns no errors."""
-        for row, pixels in decoded.items():
-            self.images[row] = self._first_cuts[row][0](_as_image(pixels, column))
+        """Takes decoded images, by row, for :meth:`finish_rows`. Returns no errors."""
+        self._decoded |= {row: (_as_image(pixels, column), False) for row, pixels in decoded.items()}
         return {}
 
     def write_alone(
         self, row: int, pixels: NDArray[Any], of_record: OfRecord | None, column: Column, mode: Mode
     ) -> None:
-        """Makes the first cut of one decoded image, or draws all operations again for its size."""
-        if of_record is None:
-            self.write_pixels({row: pixels}, column, mode)
-            return
-        self.images[row] = image = _as_image(pixels, column)
-        sizes = np.array([image.shape[-2:]], np.int64)
-        self._redrawn[row] = DrawnOperations(sizes, self.look.steps, self._draws[row : row + 1], redraws=True)
+        """Takes one decoded image for :meth:`finish_rows`."""
+        self._decoded[row] = _as_image(pixels, column), of_record is not None
 
     def finish_rows(self, first: int, stop: int, skip: Collection[int]) -> Iterator[tuple[int, PackstoreError]]:
         """Runs the remaining operations on the images of rows ``first`` … ``stop - 1``, except those in ``skip``.
@@ -176,14 +171,16 @@ class DrawnUnequalLook(Drawn):
         for row in range(first, stop):
             if row in skip:
                 continue
-            if self.look.defers:
-                self._deferred.add(row)
-                continue
             try:
-                self._finish_row(row)
-            except UsageError:
-                raise
-            except PackstoreError as error:
+                self._cut_decoded(row)
+                if self.look.defers:
+                    self._deferred.add(row)
+                else:
+                    self._finish_row(row)
+            except Exception as error:
+                if isinstance(error, UsageError) or not isinstance(error, PackstoreError):
+                    mark_records(error, self._draws.records[row : row + 1])
+                    raise
                 yield row, error
 
     def run_deferred(self) -> None:
@@ -198,24 +195,28 @@ class DrawnUnequalLook(Drawn):
                 row = min(self._deferred)
                 try:
                     self._finish_row(row)
-                except PackstoreError as error:
+                except Exception as error:
                     mark_records(error, self._draws.records[row : row + 1])
                     raise
                 self._deferred.remove(row)
 
+    def _cut_decoded(self, row: int) -> None:
+        """Makes the first cut of an image that the engine has refused."""
+        if row not in self._decoded:
+            return
+        image, has_other_size = self._decoded.pop(row)
+        if has_other_size:  # than its header says: all operations are drawn again
+            sizes, draws = np.array([image.shape[-2:]], np.int64), self._draws[row : row + 1]
+            self._redrawn[row] = DrawnOperations(sizes, self.look.steps, draws, redraws=True)
+        self.images[row] = image if has_other_size else self._first_cuts[row][0](image)
+
     def _finish_row(self, row: int) -> None:
-        """Runs the remaining operations on the image of a row, and puts the result into its row. Notes the record in
-        errors."""
-        try:
-            if row in self._redrawn:
-                made = self._redrawn[row].run_on_image(0, self.images[row])
-            else:
-                made = self._operations.run_on_image(row, self.images[row], self._first_cuts[row][1])
-            self._put_image(row, made)
-        except Exception as error:
-            if isinstance(error, UsageError) or not isinstance(error, PackstoreError):
-                mark_records(error, self._draws.records[row : row + 1])
-            raise
+        """Runs the remaining operations on the image of a row, and puts the result into its row."""
+        if row in self._redrawn:
+            made = self._redrawn[row].run_on_image(0, self.images[row])
+        else:
+            made = self._operations.run_on_image(row, self.images[row], self._first_cuts[row][1])
+        self._put_image(row, made)
 
     def _put_image(self, row: int, image: torch.Tensor) -> None:
         """Writes a finished image ``(1, C, h, w)`` into its row, or into new memory; normalises images of bytes."""
