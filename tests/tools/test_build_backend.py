@@ -73,7 +73,7 @@ def test_it_compiles_for_any_processor_and_not_as_pythons_own_compiler(
         made = [each for each in wheel.namelist() if each.endswith(".so")]
     assert len(made) == (kind == "wheel")
     commands = [line.split() for line in (tmp_path / "commands").read_text().splitlines()]
-    sources = {path.name for path in (ROOT / "packstore" / "images" / "engine").glob("*.c")}
+    sources = {path.name for path in (ROOT / "packstore" / "images" / "engine").rglob("*.c")}
     assert {Path(word).name for words in commands for word in words if word.endswith(".c")} == sources
     for words in commands:
         assert words[0] == "cc"
