@@ -120,7 +120,9 @@ class _ShardedInspection:
         self._notes: list[str] = []
 
     def inspect(self) -> DamagedStore:
-        """Inspects all shards; notes lost ones, and shards that do not belong to the store."""
+        """Inspects all shards, which file names tell without a manifest; notes lost and foreign ones.
+
+        Raises :class:`StoreError` if nothing is readable."""
         path, notes = self._path, self._notes
         whole, table, proven = self._recover_manifest(), None, False
         there = {p.name: f for p in path.iterdir() for f in FORMATS.values() if is_shard_name(p.name, f)}

@@ -146,7 +146,7 @@ class _SalvageWalk(RecordWalk):
         self._rows = self._find_checksums(ROW_CHECKSUM.name, len(records))
         # A row checksum covers all columns, so a missing one makes it useless.
         self._whole = data.columns.keys() >= {*self.fields}
-        self._proven = self._whole and self._match_digests()
+        self._proven = self._whole and self._columns_match_digests()
         sums = () if self._checksums is None else enumerate(self._checksums.tolist())
         lost = {checksum for i, checksum in sums if not data.images(i)}
         # Images to which no record points any more, by checksum.
@@ -178,8 +178,8 @@ class _SalvageWalk(RecordWalk):
         whole = isinstance(data, np.ndarray) and data.dtype == np.uint64 and data.shape == (count,)
         return np.asarray(data) if whole else None
 
-    def _match_digests(self) -> bool:
-        """Returns whether all columns of fields have their digests in a proven manifest."""
+    def _columns_match_digests(self) -> bool:
+        """Tells if the manifest is proven, and every column of fields has the digest in it."""
         recovered = self._data.recovered
         if recovered is None or not recovered.proven:
             return False

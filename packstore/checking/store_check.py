@@ -271,7 +271,9 @@ class StoreCheck:
     def _check_images(
         self, reader: Reader, batches: Iterable[Batch], files: Sequence[_CheckedColumns]
     ) -> list[dict[int, Comparison]]:
-        """Reads each image once, in threads, and returns each file's images that differ from their checksums."""
+        """Reads each image once, in threads, and returns the images of each file that differ from their checksums, by
+        number within the file."""
+        # Problems that the further check finds go to the report.
         check_further, report = self.check_images, self.report
         starts = [columns.file.start for columns in files]
         first = 0 if reader is self.reader else starts[0]

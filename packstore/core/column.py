@@ -131,7 +131,7 @@ def find_class_column(columns: Sequence[Column], objects: str | None) -> Column 
 
 
 def read_row_classes(column: Column, columns: Sequence[Column], read: Callable[[str], Any]) -> RowClasses | None:
-    """Reads the classes of a value's rows, and which rows are crowds; None if no column has them.
+    """Reads the class of each row of a value, such as a box, and which rows are crowds; None if no column has them.
 
     The classes are in the first column of class numbers that describe the rows of ``column``. ``read`` returns the
     value of a column by name; if that is None, the result is None.

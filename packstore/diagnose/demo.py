@@ -188,7 +188,7 @@ def _make_jpeg_saver(
     return save
 
 
-def _save_plain(image: Image.Image, path: Path) -> None:
+def _save_by_suffix(image: Image.Image, path: Path) -> None:
     """Saves the image in the format of the file's suffix."""
     image.save(path)
 
@@ -203,17 +203,17 @@ def _save_opaque_rgba(image: Image.Image, path: Path) -> None:
 _FORMATS: tuple[tuple[str, Callable[[Image.Image, Path], None]], ...] = (
     (".jpg", _make_jpeg_saver()),
     (".jpg", _make_jpeg_saver(subsampling=0)),
-    (".png", _save_plain),
+    (".png", _save_by_suffix),
     (".jpeg", _make_jpeg_saver(progressive=True)),
     (".jpg", _make_jpeg_saver("L")),
     (".png", _save_opaque_rgba),
     (".jpg", _make_jpeg_saver("CMYK")),
     (".png", lambda image, path: image.quantize(64).save(path)),
-    (".webp", _save_plain),
+    (".webp", _save_by_suffix),
     (".png", lambda image, path: image.convert("L").save(path)),
-    (".bmp", _save_plain),
-    (".gif", _save_plain),
-    (".tif", _save_plain),
+    (".bmp", _save_by_suffix),
+    (".gif", _save_by_suffix),
+    (".tif", _save_by_suffix),
     (".JPEG", _make_jpeg_saver()),
     (".jpg", _make_jpeg_saver(orientation=6)),
 )

@@ -213,7 +213,7 @@ def _convert_dtype(pixels: NDArray[Any], found: Mode, wanted: Mode, reading: Rea
 
 
 def _convert_channels(pixels: NDArray[Any], found: Mode, wanted: Mode) -> NDArray[Any]:
-    """Repeats, drops or mixes colour channels, and adds opaque alpha if it is wanted."""
+    """Repeats a single channel, drops or mixes colours, and adds opaque alpha, as the wanted mode needs."""
     colours, alpha = wanted.channels - wanted.has_alpha, pixels[..., found.channels - 1 :] if found.has_alpha else None
     given = pixels[..., : found.channels - found.has_alpha]
     if given.shape[-1] < colours and given.shape[-1] != 1:

@@ -125,7 +125,7 @@ def plan_append(
         if isinstance(opened, StoreSource):
             join_answers([(str(store), manifest), (str(source), opened.manifest)])
             if not options.key_prefix and _can_copy(plan, opened.manifest):
-                composition = _link_shards(plan, opened.reader) or _copy_records(plan, opened.reader)
+                composition = _link_shards(plan, opened.reader) or _plan_copies(plan, opened.reader)
                 nbytes = composition.estimate_bytes if composition.copied_count else 0
                 return replace(plan, addition=composition, estimate_bytes=nbytes)
         conversion = _plan_conversion(plan, place, progress)
@@ -279,8 +279,8 @@ def _link_shards(plan: AppendPlan, reader: Reader) -> Composition | None:
     return Composition(plan.store, reader.manifest, plan.columns, [LinkedShards(added, None, reader.manifest)])
 
 
-def _copy_records(plan: AppendPlan, reader: Reader) -> Composition:
-    """Returns copies of the records to add, with their class numbers mapped to the store's."""
+def _plan_copies(plan: AppendPlan, reader: Reader) -> Composition:
+    """Plans copies of the records to add, with their class numbers mapped to the store's."""
     other = reader.manifest
     names = [split.name for split in other.splits if plan.options.split in (None, split.name)] or [""]
     pieces = [

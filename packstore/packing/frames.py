@@ -390,16 +390,16 @@ def _walk_stated_sizes(values: Any) -> Iterator[Size]:
         listed = part.get("size") if isinstance(part, Mapping) else None
         if isinstance(listed, list) and len(listed) == 2:  # height and width, as in Datumaro
             yield from _to_sizes(listed[1], listed[0])
-    yield from _walk_result_sizes(values.get("json"))
+    yield from _walk_label_studio_sizes(values.get("json"))
 
 
-def _walk_result_sizes(value: Any) -> Iterator[Size]:
+def _walk_label_studio_sizes(value: Any) -> Iterator[Size]:
     """Yields the sizes in the results of Label Studio, at any depth."""
     if isinstance(value, Mapping):
         yield from _to_sizes(value.get("original_width"), value.get("original_height"))
     for each in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
         if isinstance(each, (Mapping, list)):
-            yield from _walk_result_sizes(each)
+            yield from _walk_label_studio_sizes(each)
 
 
 def _to_sizes(width: Any, height: Any) -> list[Size]:

@@ -157,7 +157,7 @@ def _ignore_progress(done: int) -> None:
 
 
 def _draw_classes(axis: Any, manifest: Manifest, labels: NDArray[np.int32]) -> None:
-    """Draws the number of records of each class, by split."""
+    """Draws the number of records of each class, by split; a curve without names if there are many classes."""
     length = len(manifest.classes) if manifest.classes is not None else int(labels.max(initial=-1)) + 1
     counted = []
     for name, start, stop in manifest.ranges:

@@ -250,7 +250,7 @@ def _count_rows(tree: Tree, path: str, suffix: str) -> set[int]:
 
 
 def _mentions_stems(text: bytes, groups: Sequence[NDArray[np.int64]]) -> bool:
-    """Tells if ``text`` has the stems of images of one of ``groups``, which are hashes of stems."""
+    """Tells if ``text`` names enough images of one of ``groups``, each the hashes of its images' stems."""
     words = {word.strip() for pattern in (_WORD, _FIELD) for word in pattern.findall(text)}
     words = {word for word in words if not _FRACTION.fullmatch(word)}
     # Numbers below 10,000 occur in any text.

@@ -75,7 +75,7 @@ class CopiedSource(WrappedSource):
         """Yields the entries of the copies, without times of change. Errors name the URL."""
         with self._urls_in_errors(self.path):
             entries = self._source.entries(split)
-        return self._without_change_times(entries)
+        return self._zero_change_times(entries)
 
     def read(self, entry: Entry) -> ImageData | Sample:
         """Reads a sample from the copies. Errors name the URL."""
@@ -102,7 +102,7 @@ class CopiedSource(WrappedSource):
 
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
         """Picks entries of the copies, without times of change. Errors name the URL."""
-        return self._without_change_times(self._source.pick_entries(split, records, count))
+        return self._zero_change_times(self._source.pick_entries(split, records, count))
 
     def stamp(self) -> str:
         """Lists the objects again, and returns a digest of their names, sizes and ETags. Raises :class:`SourceError` if
@@ -117,7 +117,7 @@ class CopiedSource(WrappedSource):
         """Closes the source and its copies. Does nothing in a forked process."""
         self._end()
 
-    def _without_change_times(self, entries: Iterator[Entry]) -> Iterator[Entry]:
+    def _zero_change_times(self, entries: Iterator[Entry]) -> Iterator[Entry]:
         """Yields entries with 0 as their time of change."""
         with self._urls_in_errors(self.path):
             for entry in entries:

@@ -310,7 +310,7 @@ class ExportedFiles(ExportedRows):
             raise SourceError(f"{printable(str(path))} holds no {MANIFEST_FILE} of an export of files")
 
     def _record_form(self) -> RecordForm:
-        """Returns the form of the records, after a search for images that the lines do not name."""
+        """Returns the form of the records; raises if the folder has images that the lines do not name."""
         there = sum(len(listing.images) for _, listing in self.tree.walk("", self.tree.above, skip_cycles=True))
         more = there - len(self._lines)
         if more > 0:  # masks beside images

@@ -237,7 +237,7 @@ def _correlate(ones: NDArray[Any], others: NDArray[Any], shifts: Sequence[int] =
 
 
 def _are_nearest(alike: NDArray[Any]) -> NDArray[np.bool_]:
-    """Tells for each pair if its pictures are more like each other than like all others."""
+    """Tells for each ``i`` if ``alike[i, i]`` is the largest of its row and column: pictures ``i`` go together."""
     apart = np.where(np.eye(len(alike), dtype=bool), -np.inf, alike)
     nearest: NDArray[np.bool_] = np.diag(alike) > np.maximum(apart.max(0), apart.max(1))
     return nearest

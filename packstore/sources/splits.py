@@ -171,12 +171,13 @@ class SplitFolders:
 def find_splits(
     tree: Tree, directories: Collection[str], above: tuple[Identity, ...], chosen: Sequence[str] = ()
 ) -> SplitFolders | None:
-    """Finds the splits among the top ``directories`` of ``tree``, as :func:`find_split_folders` does; None if all are
-    classes. If patterns are ``chosen``, see :class:`SplitPatterns`, the folders that they match are the splits.
+    """Finds the splits among the top ``directories`` of ``tree``; None if all are classes.
 
-    If there are other folders, one split must contain folders of images. Without such a split, all are classes: a class
-    named ``train`` contains its images directly. ``above`` identifies the root of ``tree`` and the directories above
-    it.
+    - With ``chosen`` patterns, see :class:`SplitPatterns`: the folders that they match.
+    - Otherwise: by name, see :func:`find_split_folders`. If there are other folders, too, one split must contain
+      folders of images: a class that is named ``train`` contains its images directly.
+
+    ``above`` identifies the root of ``tree`` and the directories above it.
     """
     names = sorted(directories)
     if chosen:

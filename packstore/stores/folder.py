@@ -80,6 +80,7 @@ class Shards(PartTable):
         self._closed = False
 
     def places(self) -> list[ShardPlace]:
+        """Path or URL of each shard, in order."""
         return [f"{self.path}/{name}" for name in self._table.names()]
 
     def close(self) -> None:

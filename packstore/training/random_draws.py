@@ -162,7 +162,7 @@ class Draws(KnownArguments):
             self.on_cpu,
         )
         if isinstance(self.records, np.ndarray):
-            draws.__dict__["_record_words"] = self._record_words  # worked out once for all streams
+            draws.__dict__["_record_halves"] = self._record_halves  # worked out once for all streams
         return draws
 
     def on_host(self) -> Draws:
@@ -240,13 +240,13 @@ class Draws(KnownArguments):
         """32 random bits of each record, from which its draws are computed."""
         records = self.records
         if isinstance(records, np.ndarray):
-            low, high = self._record_words
+            low, high = self._record_halves
             base = _mix_bits_in_place(low ^ np.uint32(self._stream_key & MASK))
             return base if high is None else base ^ high
         return mix_bits((records & MASK) ^ (self._stream_key & MASK)) ^ (((records >> 32) * _HIGH) & MASK)
 
     @cached_property
-    def _record_words(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32] | None]:
-        """Lower 32 bits of numpy records, and upper 32 bits times a constant; None if those are all zero."""
+    def _record_halves(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32] | None]:
+        """Lower 32 bits of the record numbers, and their upper 32 bits times a constant; None if those are all zero."""
         high = self.records >> 32
         return self.records.astype(np.uint32), high.astype(np.uint32) * np.uint32(_HIGH) if high.any() else None

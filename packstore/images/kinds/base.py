@@ -172,7 +172,7 @@ class ImageFile(ABC):
             raise DecodeError(reason)
 
     def count_frames(self) -> Frames:
-        """Counts the frames by the file's structure; 1 for kinds whose frames only a library counts.
+        """Returns the frames by the file's structure; one if only a library can count them.
 
         Raises :class:`HeaderError`, :class:`struct.error` or :class:`IndexError` for a damaged file."""
         return Frames()

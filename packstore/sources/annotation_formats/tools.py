@@ -43,8 +43,10 @@ _CORNER = ("x", "y", "width", "height")
     upright="jpeg",  # apply_exif_orientation in labelme/utils/image.py
 )
 def labelme(content: Any, _: Picture) -> Parts:
-    """Shapes with an area are objects, lines and points are points, and true flags are tags. Circles, rectangles and
-    masks have boxes. The corners of a rectangle or mask are its two points, else the first and third point."""
+    """Shapes with an area are objects, lines and points are points, and true flags are tags.
+
+    Circles, rectangles and masks have boxes. A rectangle or mask has two points, or four corners, of which the first
+    and third count. The document itself is kept as ``json``, without its pixels."""
     yield Value("json", {name: value for name, value in content.items() if name != "imageData"})  # a copy of the image
     for shape in content["shapes"]:
         label, kind, flat = nonempty_text(shape["label"]), shape.get("shape_type"), flatten_points(shape["points"])

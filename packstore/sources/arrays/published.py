@@ -367,7 +367,7 @@ class SvhnSource(PixelSource):
         return {"label": tuple("0123456789")}
 
     def open_arrays(self, opened: OpenArrays, path: Path) -> None:
-        """Opens the pixels and labels of a MAT file."""
+        """Opens the pixels and labels of a MAT file; label 10 becomes the digit 0."""
         open_mat(opened, path)
         images, labels = opened.arrays.pop("X", None), opened.arrays.pop("y", None)
         if images is None or labels is None or images.info.dtype != "u1" or images.info.shape[:3] != (32, 32, 3):

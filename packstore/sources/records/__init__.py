@@ -326,7 +326,9 @@ class RecordSource(ShardSource):
         the file. Raises :class:`ValueError` for a damaged record."""
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
-        """Yields a row for each record. Reading the row of a record with a fault raises an error."""
+        """Yields a row for each record; reading that of a record with a fault raises an error.
+
+        Takes one of ``keys`` for each record, and uses it if the record has no key of its own."""
         for place, length, size, further, key, fault in self.records(number):
             ref = (number, place, length, fault) if fault else (number, place, length)
             generated = next(keys)

@@ -416,7 +416,7 @@ def _refuse_other_objects(objects: ObjectStore, names: set[str], shown: str) -> 
 
 
 def _replace_objects(objects: ObjectStore, files: dict[str, Path], old: set[str], progress: ProgressCallback) -> None:
-    """Deletes ``old`` objects and uploads ``files``, ``packstore.json`` last."""
+    """Deletes ``old`` objects and uploads ``files``, ``packstore.json`` last; after a failure deletes the new ones."""
     objects.delete(
         sorted(old, key=lambda name: name != EXPORT_MANIFEST_FILE)
     )  # its manifest first: then it is no export

@@ -154,9 +154,10 @@ class WorkDirectory:
         return undone
 
     def remove(self) -> None:
-        """Calls :meth:`undo_interrupted_publish`, removes the directory with all runs, and unlocks it.
+        """Removes what packstore wrote here, with all runs, and unlocks the directory; leaves foreign files.
 
-        Leaves foreign files. Logs a warning if removing fails. Begins once more if a signal interrupts it. Idempotent.
+        First undoes an interrupted publish. Logs a warning if removing fails. Begins once more if a signal interrupts
+        it. Idempotent.
         """
         if self._descriptor < 0:
             return

@@ -162,7 +162,7 @@ class Tiles:
     def _join_rows(
         self, column: Column, values: Any, kept: NDArray[np.bool_] | None, moves: _TileMoves
     ) -> tuple[list[Tensor], NDArray[np.bool_] | None]:
-        """Returns the rows of a column in each mosaic, and a mask of kept rows of all tiles, None if all are kept."""
+        """Returns the rows of a column for each mosaic, and which rows of all tiles were kept; None for all."""
         if not self.tiles:
             return [], None
         of_tiles = [values[source] for tiles in self.tiles for source, _, _ in tiles]

@@ -30,7 +30,7 @@ def _write_factor(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any
 
 
 def _write_growing_factor(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes factors whose distance from 1 grows with the magnitude, at least 0.1."""
+    """Writes factors ``1 ± 0.9 * magnitude``, but none below 0.1."""
     steps["p"][:, 0] = np.maximum(0.1, 1 + sign * part * 0.9)
 
 

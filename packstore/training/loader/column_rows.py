@@ -93,7 +93,7 @@ class ColumnContext:
     def note_failure(self, row: int, error: PackstoreError, column: str) -> None:
         """Adds ``row`` to :attr:`failed`, and stores ``error`` in :attr:`errors`, with record and key in its text.
 
-        If :attr:`errors` is None, raises the error instead. Always raises a :class:`UsageError`, unchanged."""
+        If :attr:`errors` is None, raises the error instead. A :class:`UsageError` is raised in any case, unchanged."""
         if isinstance(error, UsageError):
             raise error
         record = self.numbers[row]

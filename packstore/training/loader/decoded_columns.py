@@ -167,7 +167,7 @@ class MaskReader(ColumnReader):
         """Reads the stored masks and their headers, and allocates the rows; decodes no mask.
 
         An unreadable mask marks its record as failed, and its error is stored in ``context``. If ``context.errors`` is
-        None, raises the error instead. Always raises a :class:`UsageError`."""
+        None, raises the error instead. A :class:`UsageError` is raised in any case."""
         reader, column, missing = context.reader, self.column, self.find_missing(context)
         stored: list[Any] = [None] * len(context.numbers)
         headers: list[MaskHeader | None] = [None] * len(stored)

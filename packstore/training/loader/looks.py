@@ -61,7 +61,9 @@ class Look:
         return 1 if self.view is None else self.view.count
 
     def row_shape(self, size: Size | None = None) -> tuple[int, ...]:
-        """Returns the shape of a crop in a buffer, of images of ``size``; None for any."""
+        """Returns the shape of a crop in a buffer.
+
+        ``size``: common size of all images; None if the operations set one."""
         after = output_size(self.operations, size)
         assert after is not None
         return self.form.row_shape(after)

@@ -149,13 +149,13 @@ class Pipeline:
         image, division, alone = self.dataset.manifest.image, self.division, not self.columns.carried
         decoder, checks = self.dataset.decoder, self.checks
         if self.views is not None and self.views.looks:
-            images = self._stored_images(image, decoder, mapped=True)
+            images = self._make_image_reader(image, decoder, mapped=True)
             return RecordAssembler(images, self.views.looks, decoder.max_pixels, self.stats, alone, checks)
         if division.one_by_one:
             from packstore.training.loader.unequal_look import UnequalLook
 
             assert isinstance(self.columns, ColumnReaders)
-            images = self._stored_images(image, decoder)
+            images = self._make_image_reader(image, decoder)
             look = UnequalLook(
                 division.form or images.stored,
                 images=images,
@@ -203,7 +203,7 @@ class Pipeline:
         decoder, stats = self.dataset.decoder_of(column), self.stats
         made = bool(operations or programs or form is not None) and engine_takes(column, operations)
         # Columns beside the main one are read record by record.
-        images = self._stored_images(column, decoder, mapped=column.name == "image" and (made or not operations))
+        images = self._make_image_reader(column, decoder, mapped=column.name == "image" and (made or not operations))
         if isinstance(images, MappedImages) and not made:
             from packstore.training.loader.copy_assembler import CopyAssembler
 
@@ -211,7 +211,7 @@ class Pipeline:
         look = Look(form or images.stored, operations, programs)
         return RecordAssembler(images, [look], decoder.max_pixels, stats, alone, checks)
 
-    def _stored_images(self, column: Column, decoder: Decoder, mapped: bool = False) -> StoredImages:
+    def _make_image_reader(self, column: Column, decoder: Decoder, mapped: bool = False) -> StoredImages:
         """Returns the reader of a column's stored images.
 
         ``mapped``: read arrays from the memory-mapped array of all main images, if the store has one."""
