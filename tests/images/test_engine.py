@@ -416,6 +416,16 @@ def test_sanitizers_find_nothing(fuzzer: tuple[Path, list[Path]]) -> None:
     assert accepted > tried // 10
 
 
+def test_a_window_as_large_as_the_image_shows_a_smaller_box_and_padding() -> None:
+    image = np.arange(1, 91, dtype=np.uint8).reshape(5, 6, 3)
+    requests, out = Requests([image], np.array([[5, 6]])), np.full((1, 5, 6, 3), 255, np.uint8)
+    requests.set_outputs(np.array([[1, 2, 3, 4]]), np.array([[3, 4]]), np.array([[0, 0, 5, 6]]), None, out)
+    assert not engines()[0].run(requests, 0, 1, 0).any()
+    expected = np.zeros_like(image)
+    expected[:3, :4] = image[1:4, 2:]
+    np.testing.assert_array_equal(out[0], expected)
+
+
 @pytest.mark.soak
 def test_sanitizers_find_nothing_in_a_million(fuzzer: tuple[Path, list[Path]]) -> None:
     assert fuzz(fuzzer, 1_000_000, 2)[0] >= 1_000_000

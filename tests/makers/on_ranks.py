@@ -141,3 +141,5 @@ def run_transformers() -> dict[str, Any]:
 RUNS = {"lightning": run_lightning, "accelerate": run_accelerate, "transformers": run_transformers}
 runs = {framework: RUNS[framework]() for framework in sys.argv[3:]}
 (FOLDER / f"rank{RANK}.json").write_text(json.dumps(runs))
+# Else a thread of gloo may release a tensor while the interpreter ends, and abort the program (torch 2.13).
+torch.distributed.destroy_process_group()

@@ -171,8 +171,9 @@ static enum outcome begin_image(struct decoder *decoder, struct team *team)
         return REFUSED;
     task->kind = resized && form->from != UINT8 ? FLOAT32 : (int)form->from;
     bool as_it_is = task->kind == form->to && (task->channels == 1 || form->planes == (task->kind != UINT8));
-    if (!is_file(request) && !request->steps && !resized && !request->mirrored && !window->top && !window->left &&
-        window->height == request->height && window->width == request->width) {
+    bool whole = request->box.height == request->height && request->box.width == request->width;
+    if (!is_file(request) && whole && !request->steps && !resized && !request->mirrored && !window->top &&
+        !window->left && window->height == request->height && window->width == request->width) {
         convert_image(decoder->worker.kernels, task, request->source);
         return DONE;
     }
