@@ -254,14 +254,13 @@ if TYPE_CHECKING:
     from packstore.objects.location import parse_url
     from packstore.packing import append, batches, composing, conversion
     from packstore.packing.append_plan import plan_append
-    from packstore.packing.composing_options import SelectOptions
     from packstore.packing.conversion import ConvertReport, convert
     from packstore.packing.distribute import driver, runners
     from packstore.packing.distribute import shared_run as task
     from packstore.packing.distribute.driver import Driver, PendingTasks
     from packstore.packing.distribute.runners import LocalRunner, Outcome, ProcessRunner, RayRunner
     from packstore.packing.distribute.shared_run import SharedJob, SharedRun, TaskReceipt
-    from packstore.packing.options import AppendOptions, ConvertOptions
+    from packstore.packing.options import AppendOptions, ConvertOptions, SelectOptions
     from packstore.packing.plan import Plan, ShardCuts, ShardRule, make_plan
     from packstore.packing.run import Packed, Run, pack_shard
     from packstore.packing.where import parse_where

@@ -195,7 +195,7 @@ _out_option = click.option("-o", "--out", "destination", required=True, type=Sto
 @click.command(cls=Command, short_help="Merge several stores into one.")
 @click.argument("stores", nargs=-1, required=True, type=StorePath())
 @_out_option
-@OptionsOf("packstore.packing.composing_options:MergeOptions", {"classes": Parsed("names", _parse_class_names)})
+@OptionsOf("packstore.packing.options:MergeOptions", {"classes": Parsed("names", _parse_class_names)})
 @output_options(dry_run=True)
 @cache_options
 def merge(stores: tuple[Path, ...], destination: Path, output: Output, **options: Any) -> None:
@@ -211,8 +211,8 @@ def merge(stores: tuple[Path, ...], destination: Path, output: Output, **options
       packstore merge a.h5 b.h5 -o both.h5 --classes cat,dog,owl --dry-run
       packstore merge a.lmdb b.lmdb -o s3://bucket/both.lmdb
     """
-    from packstore.packing.composing_options import MergeOptions
     from packstore.packing.merge import plan_merge, write_composition
+    from packstore.packing.options import MergeOptions
 
     started = time.monotonic()
     with output.progress_bar() as progress, ExitStack() as stack:
@@ -225,7 +225,7 @@ def merge(stores: tuple[Path, ...], destination: Path, output: Output, **options
 @click.argument("store", type=StorePath())
 @_out_option
 @OptionsOf(
-    "packstore.packing.composing_options:SelectOptions",
+    "packstore.packing.options:SelectOptions",
     {"splits": Parsed("shares", _parse_shares), "drop_kinds": KINDS},
 )
 @output_options(dry_run=True)
@@ -246,8 +246,8 @@ def select(store: Path, destination: Path, output: Output, **options: Any) -> No
       packstore select all.lmdb -o a.lmdb --drop audit.json --drop-kinds leakage
       packstore select all.lmdb -o s3://bucket/all.lmdb
     """
-    from packstore.packing.composing_options import SelectOptions
     from packstore.packing.merge import write_composition
+    from packstore.packing.options import SelectOptions
     from packstore.packing.select import plan_select
 
     started = time.monotonic()

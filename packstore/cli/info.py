@@ -158,8 +158,8 @@ def _questions_as_json(path: Path, as_json: bool) -> Iterator[None]:
 def _print_source(path: Path, as_json: bool, options: dict[str, Any]) -> None:
     """Opens and surveys a source, looks at the headers of some images, and prints its description or JSON."""
     from packstore.cli.source_info import find_questions, source_rows
+    from packstore.packing.encoding import resolve_reading
     from packstore.packing.header_survey import survey_headers
-    from packstore.packing.modes import resolve_reading
     from packstore.packing.options import ConvertOptions
     from packstore.sources import add_source_to_questions, ask_about_left, open_source
 

@@ -28,8 +28,8 @@ from packstore.packing.composing import (
     link_whole_shards,
     list_linkable_shards,
 )
-from packstore.packing.composing_options import MergeOptions
 from packstore.packing.encoding import record_counts, same_encoding_options
+from packstore.packing.options import MergeOptions
 from packstore.packing.plan import resolve_format
 from packstore.stores import Reader
 from packstore.stores.keys import find_repeated_keys

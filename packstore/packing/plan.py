@@ -28,12 +28,13 @@ from packstore.packing.encoding import (
     make_encoder,
     measure_sizes,
     read_column_answers,
+    resolve_column_modes,
     resolve_encoding,
+    resolve_reading,
     resolve_uniform_shape,
 )
 from packstore.packing.frames import FrameAligner, no_effect_error, state_frames
 from packstore.packing.header_survey import find_pixel_question, survey_headers
-from packstore.packing.modes import resolve_column_modes, resolve_reading
 from packstore.packing.options import ConvertOptions
 from packstore.packing.source_arguments import format_answers
 from packstore.sources import add_source_to_questions, ask_about_classes, ask_about_left

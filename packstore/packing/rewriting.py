@@ -21,8 +21,7 @@ from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.core.proof import Proof
 from packstore.core.urls import UrlPath, location
-from packstore.packing.composing import Composition, copy_shards
-from packstore.packing.copying import LinkGetter
+from packstore.packing.composing import Composition, LinkGetter, copy_shards
 from packstore.stores import Reader
 from packstore.stores.linked import (
     LinkedFiles,

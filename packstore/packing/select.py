@@ -31,6 +31,7 @@ from packstore.core.progress import Progress, ProgressCallback, progress_callbac
 from packstore.core.urls import check_paths, location
 from packstore.packing.composing import (
     Composition,
+    CopiedRecords,
     LinkedShards,
     Piece,
     describe_stores_origin,
@@ -38,10 +39,9 @@ from packstore.packing.composing import (
     link_whole_shards,
     list_linkable_shards,
 )
-from packstore.packing.composing_options import SelectOptions
-from packstore.packing.copying import CopiedRecords
 from packstore.packing.encoding import EXIF_ORIENTED, drop_record_counts
 from packstore.packing.merge import MergeReport, write_composition
+from packstore.packing.options import SelectOptions
 from packstore.packing.plan import resolve_format
 from packstore.packing.where import Where, parse_where
 from packstore.stores import Reader
