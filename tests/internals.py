@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from packstore.cache.files import compute_date_stamp
     from packstore.checking import against
     from packstore.checking import mending as repair_module
+    from packstore.checking.against import count_independently, suffix_of
     from packstore.checking.audit import same
     from packstore.checking.audit.same import RecordHashes, find_nearest_before, group_equal
-    from packstore.checking.independent import count_independently, suffix_of
     from packstore.checking.repair import repair as repair_store
     from packstore.checking.verification import verify
     from packstore.cli.check import audit_rows as audit_report_rows
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from packstore.cli.diagnose import _format_verdict
     from packstore.cli.diagnose import bench_rows as bench_report_rows
     from packstore.cli.diagnose import doctor_rows as doctor_report_rows
-    from packstore.cli.guide import format_page
     from packstore.cli.info import format_linked_files, store_rows
     from packstore.cli.messages import MessageHandler
     from packstore.cli.options import Command, OptionsOf
     from packstore.cli.rows import Rows, human_bytes, wrap_row
+    from packstore.cli.show import format_page
     from packstore.cli.source_info import format_column, sample_keys, source_rows
     from packstore.cli.terminal import encode_kitty, encode_sixel, parse_graphics, terminal_graphics
     from packstore.core import compiled, urls
@@ -123,11 +123,12 @@ if TYPE_CHECKING:
     from packstore.core.shards import SHARD, TABLE_ROW, Shard, ShardTable, shard_name, shards_to_rows
     from packstore.core.urls import UrlPath, location, url_message
     from packstore.diagnose import doctor
-    from packstore.diagnose.bench import trials
+    from packstore.diagnose.bench import advice as trials
     from packstore.diagnose.bench.advice import (
         Rates,
         Trial,
         advise,
+        choose_candidates,
         compute_core_seconds,
         compute_efficiency,
         count_cores_for,
@@ -143,7 +144,6 @@ if TYPE_CHECKING:
         make_augmentation,
         plot_report,
     )
-    from packstore.diagnose.bench.trials import choose_candidates
     from packstore.diagnose.demo import make_demo
     from packstore.diagnose.doctor import (
         LIBRARIES,
@@ -167,9 +167,8 @@ if TYPE_CHECKING:
     from packstore.exports.folder import image_file
     from packstore.exports.labels.base import LabelsExport
     from packstore.exports.options import ExportOptions
-    from packstore.exports.plan import plan_export
+    from packstore.exports.plan import ExportStaging, find_owned_files, plan_export
     from packstore.exports.run import export
-    from packstore.exports.staging import ExportStaging, find_owned_files
     from packstore.exports.tfds import TfdsExport
     from packstore.images import decoders, image_files, masks, orientation, pillow, turbojpeg
     from packstore.images.decoders import backends

@@ -14,7 +14,7 @@ import packstore
 from packstore import export
 from packstore.sources import open_source
 from packstore.stores import open_store
-from packstore.testing.export_base import picture
+from packstore.testing.exports import picture
 from tests.internals import EXPORTS, SOURCES, convert
 from tests.makers.annotated import coco, voc
 

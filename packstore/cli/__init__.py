@@ -27,9 +27,9 @@ from packstore.core.errors import WITHOUT_TORCH, AmbiguousSourceError, Packstore
 
 _COMMANDS = {
     "demo": "diagnose", "convert": "convert", "append": "compose", "merge": "compose", "select": "compose",
-    "index": "compose", "link": "compose", "export": "export", "verify": "check", "audit": "check", "info": "info",
-    "sheet": "show", "view": "show", "repair": "check", "salvage": "check", "clean": "clean", "cache": "cache",
-    "bench": "diagnose", "doctor": "diagnose", "guide": "guide", "completion": "guide",
+    "index": "compose", "link": "compose", "export": "convert", "verify": "check", "audit": "check", "info": "info",
+    "sheet": "show", "view": "show", "repair": "check", "salvage": "check", "clean": "clean", "cache": "clean",
+    "bench": "diagnose", "doctor": "diagnose", "guide": "show", "completion": "show",
 }  # fmt: skip
 """All commands in the order of typical use, with their modules."""
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130

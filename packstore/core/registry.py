@@ -265,7 +265,7 @@ EXPORTS = Registry(
     {
         "imagefolder": "packstore.exports.folder:ImageFolderExport",
         **_list_at("packstore.exports.archives:{Name}Export", "tar zip"),
-        "webdataset": "packstore.exports.webdataset:WebDatasetExport",
+        "webdataset": "packstore.exports.archives:WebDatasetExport",
         **_list_at("packstore.exports.{name}:{Name}Export", "tfds parquet recordio"),
         **_list_at("packstore.exports.arrays:{Name}Export", "npz hdf5"),
         "zarr": "packstore.exports.zarr:ZarrExport",

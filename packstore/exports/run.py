@@ -22,8 +22,14 @@ from packstore.core.proof import image_checksum, join_records_digests, records_d
 from packstore.core.urls import location
 from packstore.exports.base import Export, Record
 from packstore.exports.options import ExportOptions
-from packstore.exports.plan import ExportPlan, image_from_stored, plan_export
-from packstore.exports.staging import ExportStaging, ShardReceipt, was_published
+from packstore.exports.plan import (
+    ExportPlan,
+    ExportStaging,
+    ShardReceipt,
+    image_from_stored,
+    plan_export,
+    was_published,
+)
 from packstore.stores.export_manifest import ROWS_FILE, ExportManifest, ExportShard, format_record_line
 from packstore.stores.places import place_of
 from packstore.stores.places.owned import read_manifest_of_export

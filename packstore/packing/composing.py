@@ -1,4 +1,7 @@
-"""Makes new stores from the records of existing ones: links whole shards, copies single records byte for byte."""
+"""Makes new stores from the records of existing ones: links whole shards, copies single records byte for byte.
+
+Records are copied without decoding or encoding, and every checksum is verified.
+"""
 
 from __future__ import annotations
 

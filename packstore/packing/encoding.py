@@ -1,5 +1,10 @@
-"""Options by which the images of a source are encoded: resolves them, reads them back from a manifest, and makes the
-encoder."""
+"""Options by which the images of a source are read and encoded: resolves them, reads them back from a manifest, and
+makes the encoder.
+
+The mode (channels and dtype) of an image column is the requested one, the source's, or that of the first image. An
+option of a single column, such as ``--column NAME.depth=scale``, answers a question about the files of that column. So
+these options are called answers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of ``convert``, ``append`` and :class:`packstore.Writer`.
+"""Options of ``convert``, ``append``, ``merge``, ``select`` and :class:`packstore.Writer`.
 
 Imports nothing heavy: the help of these commands reads them.
 """

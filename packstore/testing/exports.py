@@ -3,26 +3,32 @@ the format's own library reads the export."""
 
 from __future__ import annotations
 
+import io
 import json
 import tempfile
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from packstore.checking.verification import verify
 from packstore.core.errors import CorruptRecordError, DestinationError, SourceError, UsageError
+from packstore.core.manifest import Manifest
 from packstore.core.progress import Progress
+from packstore.core.registry import EXPORTS
 from packstore.exports import run
+from packstore.exports.base import Export
 from packstore.exports.options import ExportOptions
-from packstore.exports.plan import plan_export
+from packstore.exports.plan import ExportStaging, plan_export
+from packstore.exports.run import ExportReport, export
 from packstore.packing.conversion import convert
 from packstore.stores import open_store
 from packstore.stores.export_manifest import MANIFEST_FILE, ROWS_FILE
-from packstore.testing.export_base import contents, files_of, picture
-from packstore.testing.export_interrupts import ExportInterruptsSuite
+from packstore.stores.places.leftovers import find_leftovers, remove_leftover
+from packstore.stores.places.work import WorkDirectory, work_path
 from packstore.testing.records import KINDS, flip, listing, make_records, open_files, write
 
 FILES: dict[str, dict[str, Any]] = {"original": {}, "jpeg": {"encoding": "jpeg"}}
@@ -44,6 +50,226 @@ NAMES = [
 """Difficult class names."""
 
 
+class ExportFixtures:
+    """Base of the tests of one kind of export.
+
+    Attributes:
+        kind: The name of the kind in the registry.
+        refuses: Names of :data:`packstore.testing.records.KINDS` with columns that the kind cannot hold.
+    """
+
+    kind: ClassVar[str]
+    refuses: ClassVar[frozenset[str]] = frozenset()
+
+    @property
+    def export_class(self) -> type[Export]:
+        """Class of the kind in the registry."""
+        kind: type[Export] = EXPORTS[self.kind]
+        return kind
+
+    def destination(self, folder: Path, name: str = "out") -> Path:
+        """Returns a destination in ``folder``, with the kind's suffix if it has one."""
+        suffixes = self.export_class.suffixes
+        return folder / f"{name}{suffixes[0] if suffixes else ''}"
+
+    def export(self, store: Path, destination: Path, **options: Any) -> ExportReport:
+        """Exports a store to this kind."""
+        return export(store, destination, to=self.kind, **options)
+
+    @property
+    def stored_encoding(self) -> str:
+        """Encoding of stores whose images this kind holds unchanged: ``original``, or ``uint8`` if the kind holds no
+        files."""
+        return "original" if "files" in self.export_class.image_forms else "uint8"
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        """Makes an image folder of 12 images with two splits of two classes."""
+        root = tmp_path / "images"
+        for number in range(12):
+            split, label = ("train", "val")[number % 3 == 2], ("cat", "dog: big")[number % 2]
+            path = root / split / label / f"{number:02}.v{number}.{('jpg', 'png')[number % 5 == 4]}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(picture(number, 20 + number, 30, "PNG" if path.suffix == ".png" else "JPEG"))
+        return root
+
+    @pytest.fixture
+    def store(self, folder: Path, tmp_path: Path) -> Path:
+        """Makes a store of the image folder whose images this kind holds unchanged."""
+        convert(folder, tmp_path / "in.lmdb", encoding=self.stored_encoding)
+        return tmp_path / "in.lmdb"
+
+    def import_back(self, path: Path, tmp_path: Path, **options: Any) -> Manifest:
+        """Converts an export to a new store in ``tmp_path`` and returns its manifest."""
+        number = len(list(tmp_path.glob("again-*")))
+        return convert(path, tmp_path / f"again-{number}.h5", **options).manifest
+
+
+def picture(seed: int, height: int = 20, width: int = 30, kind: str = "JPEG") -> bytes:
+    """Returns an image file, a different one for each seed."""
+    from PIL import Image
+
+    pixels = np.random.default_rng(seed).integers(0, 255, (4, 4, 3), np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(pixels).resize((width, height)).save(out, kind)
+    return out.getvalue()
+
+
+def pixels_of(data: Any) -> Any:
+    """Decodes an image file with Pillow to RGB, uint8 ``(H, W, 3)``."""
+    from PIL import Image
+
+    return np.asarray(Image.open(io.BytesIO(bytes(data))).convert("RGB"))
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """Reads a file, or all files in a folder. Returns their bytes by relative path."""
+    return {str(file.relative_to(path)): file.read_bytes() for file in files_of(path)}
+
+
+def files_of(path: Path) -> list[Path]:
+    """Returns a file itself, or all files in a folder, sorted."""
+    return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+
+
+class ExportInterruptsSuite(ExportFixtures):
+    """Tests of interrupted runs of one kind of export."""
+
+    @property
+    def small_shards(self) -> dict[str, Any]:
+        """Options that divide the 12 images into several shards. Empty for a kind without ``shard_size``."""
+        sized = self.export_class.shard_bytes is not None and not self.export_class.one_file
+        return {"shard_size": 1500} if sized else {}
+
+    @pytest.mark.slow
+    def test_an_interrupted_run_is_gone_on_with(
+        self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A run that is interrupted several times resumes. The export equals the export of a whole run."""
+        whole, out = self.destination(tmp_path, "whole"), self.destination(tmp_path)
+        options = self.small_shards
+        monkeypatch.setattr(run, "_CHUNK_RECORDS", 2)
+        self.export(store, whole, **options)
+        for stop in (0, 5, 9):
+            with pytest.raises(KeyboardInterrupt):
+                self.export(store, out, progress=Stop(stop), **options)
+            assert not out.exists()
+        assert self.export(store, out, **options).resumed > 0
+        assert not work_path(out).exists()
+        assert contents(out) == contents(whole)
+
+    def test_a_run_that_was_killed_before_publishing_is_gone_on_with(
+        self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A run killed before publishing resumes. The export equals the export of a whole run."""
+        whole, out = self.destination(tmp_path, "whole"), self.destination(tmp_path)
+        self.export(store, whole)
+        monkeypatch.setattr(ExportStaging, "publish", kill)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt) as caught:
+                self.export(store, out)
+            assert "the same command goes on" in "".join(caught.value.__notes__)
+        monkeypatch.undo()
+        assert self.export(store, out).resumed > 0
+        assert contents(out) == contents(whole)
+
+    def test_a_damaged_receipt_is_not_believed(
+        self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A run does not resume after a shard whose receipt is damaged. The export equals the export of a whole
+        run."""
+        whole, out = self.destination(tmp_path, "whole"), self.destination(tmp_path)
+        self.export(store, whole)
+        monkeypatch.setattr(ExportStaging, "publish", kill)
+        with pytest.raises(KeyboardInterrupt):
+            self.export(store, out)
+        monkeypatch.undo()
+        receipt = min(work_path(out).glob("*/parts/*.json"))
+        receipt.write_bytes(receipt.read_bytes().replace(b'"records":', b'"records":1', 1))
+        assert self.export(store, out).resumed == 0
+        assert contents(out) == contents(whole)
+
+    def test_a_run_that_was_killed_after_publishing_is_complete(
+        self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The next run finds the published export, removes the work directory and changes nothing."""
+        out = self.destination(tmp_path)
+        monkeypatch.setattr(WorkDirectory, "remove", kill)
+        with pytest.raises(KeyboardInterrupt):
+            self.export(store, out)
+        monkeypatch.undo()
+        before = contents(out)
+        assert work_path(out).exists()
+        report = self.export(store, out)
+        assert (report.resumed, report.manifest.records) == (12, 12)
+        assert not work_path(out).exists()
+        assert contents(out) == before
+
+    def test_a_run_that_was_killed_after_replacing_another_export_is_complete(
+        self, store: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The next run keeps the new export, and not the replaced export, which lies in the work directory."""
+        out, whole = self.destination(tmp_path), self.destination(tmp_path, "whole")
+        self.export(store, whole)
+        for number, path in enumerate(sorted(file for file in folder.rglob("*") if file.is_file())):
+            path.write_bytes(picture(50 + number, 20, 30, "PNG" if path.suffix == ".png" else "JPEG"))
+        convert(folder, tmp_path / "old.lmdb", encoding=self.stored_encoding)
+        self.export(tmp_path / "old.lmdb", out)
+        monkeypatch.setattr(WorkDirectory, "remove", kill)
+        with pytest.raises(KeyboardInterrupt):
+            self.export(store, out, overwrite=True)
+        monkeypatch.undo()
+        for _ in range(2):
+            assert contents(out) == contents(whole)
+            assert self.export(store, out, overwrite=True).manifest.records == 12
+
+    def test_a_published_export_that_is_gone_is_made_again(
+        self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The next run exports everything again, if the published export was moved away."""
+        out = self.destination(tmp_path)
+        monkeypatch.setattr(WorkDirectory, "remove", kill)
+        with pytest.raises(KeyboardInterrupt):
+            self.export(store, out)
+        monkeypatch.undo()
+        out.rename(tmp_path / "elsewhere")
+        assert self.export(store, out).resumed == 0
+        assert {file.relative_to(out) for file in files_of(out)} == {
+            file.relative_to(tmp_path / "elsewhere") for file in files_of(tmp_path / "elsewhere")
+        }
+
+    def test_what_an_interrupted_run_leaves_is_cleaned(
+        self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """``clean`` finds and removes all leftovers of an interrupted run."""
+        monkeypatch.setattr(run, "_CHUNK_RECORDS", 2)
+        options = self.small_shards
+        before = listing(tmp_path)
+        with pytest.raises(KeyboardInterrupt):
+            self.export(store, self.destination(tmp_path), progress=Stop(9), **options)
+        (leftover,) = find_leftovers(tmp_path)
+        remove_leftover(leftover)
+        assert listing(tmp_path) == before
+
+
+class Stop:
+    """Progress callback that raises :class:`KeyboardInterrupt` as soon as more than ``done`` records are done."""
+
+    def __init__(self, done: int) -> None:
+        self.done = done
+
+    def __call__(self, report: Progress) -> None:
+        if report.done > self.done:
+            raise KeyboardInterrupt
+
+
+def kill(at: WorkDirectory | ExportStaging, *_: object) -> None:
+    """Releases the lock of a work directory and raises :class:`KeyboardInterrupt`. Replaces a method that publishes or
+    removes the directory."""
+    (at.work if isinstance(at, ExportStaging) else at).release()
+    raise KeyboardInterrupt
+
+
 def _first_fast(names: Iterable[str]) -> list[Any]:
     """Returns the names as test parameters, all but the first marked slow."""
     first, *rest = names
@@ -52,7 +278,7 @@ def _first_fast(names: Iterable[str]) -> list[Any]:
 
 class ExportSuite(ExportInterruptsSuite):
     """Tests of one kind of export. A subclass sets ``kind``, and ``refuses`` if it refuses columns; see
-    :class:`packstore.testing.export_base.ExportFixtures`."""
+    :class:`packstore.testing.exports.ExportFixtures`."""
 
     @pytest.mark.parametrize("encoding", _first_fast(ENCODINGS))
     def test_an_import_is_the_same_dataset(self, folder: Path, tmp_path: Path, encoding: str) -> None:

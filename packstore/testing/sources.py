@@ -22,10 +22,8 @@ from packstore.packing import batches as record_packing
 from packstore.packing.conversion import convert
 from packstore.sources import Source, open_source
 from packstore.stores.places import resuming as journal
-from packstore.testing.damage import copy_damaged
-from packstore.testing.records import open_files
-from packstore.testing.source_base import FEW, copy_image, is_same_image
-from packstore.testing.source_listing import SourceListingSuite
+from packstore.testing.records import copy_damaged, open_files
+from packstore.testing.source_listing import FEW, SourceListingSuite, copy_image, is_same_image
 
 _LONG = 2000
 
@@ -33,7 +31,7 @@ _LONG = 2000
 class SourceSuite(SourceListingSuite):
     """Tests of one kind of source: of its listing, its images, damage, and conversions.
 
-    A subclass makes a source and damages it, see :class:`packstore.testing.source_base.SourceFixtures`.
+    A subclass makes a source and damages it, see :class:`packstore.testing.source_listing.SourceFixtures`.
     """
 
     def test_images_are_what_the_survey_says(self, source: Source) -> None:

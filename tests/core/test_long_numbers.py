@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from packstore.sources import open_source
-from packstore.testing.export_base import picture
+from packstore.testing.exports import picture
 from tests.internals import (
     Manifest,
     ManifestError,

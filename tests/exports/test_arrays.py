@@ -15,8 +15,7 @@ from PIL import Image
 
 from packstore import convert, export
 from packstore.stores import open_store
-from packstore.testing.export_base import contents
-from packstore.testing.export_interrupts import kill
+from packstore.testing.exports import contents, kill
 from tests.internals import ExportStaging, SourceError, work_path
 from tests.makers.annotated import without_export_manifest
 from tests.makers.images import tiny

@@ -13,8 +13,7 @@ import pytest
 
 import packstore
 from packstore.stores import open_store
-from packstore.testing.export_base import picture
-from packstore.testing.export_interrupts import Stop
+from packstore.testing.exports import Stop, picture
 from tests.internals import Writer, convert, export, export_archives, run
 from tests.makers.torchvision import import_torchvision
 

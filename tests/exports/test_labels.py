@@ -14,7 +14,7 @@ import pytest
 import packstore
 from packstore.sources import open_source
 from packstore.stores import open_store
-from packstore.testing.export_base import picture
+from packstore.testing.exports import picture
 from tests.internals import EXPORTS, NotAStoreError, Writer, convert, export
 from tests.makers.annotated import coco, fill, jpeg, voc, without_export_manifest, yolo
 from tests.makers.torchvision import import_torchvision

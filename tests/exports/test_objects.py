@@ -12,7 +12,7 @@ import pytest
 
 import packstore
 from packstore.sources import open_source
-from packstore.testing.export_base import picture
+from packstore.testing.exports import picture
 from tests.internals import UsageError, Writer, convert, export, load_yaml
 from tests.makers.annotated import coco, fill, without_export_manifest, yolo
 

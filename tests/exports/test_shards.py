@@ -17,7 +17,7 @@ import pytest
 import packstore
 from packstore.stores import open_store
 from packstore.testing import ExportSuite
-from packstore.testing.export_base import pixels_of
+from packstore.testing.exports import pixels_of
 from packstore.testing.records import make_records, write
 from tests.internals import LONGEST, MAGIC, TfdsExport, UsageError, convert, export, mds
 from tests.internals import recordio_frame_record as frame_record

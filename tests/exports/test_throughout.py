@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from packstore.stores import open_store
-from packstore.testing.export_base import picture
-from packstore.testing.export_interrupts import Stop, kill
+from packstore.testing.exports import Stop, kill, picture
 from tests.conftest import SharedData
 from tests.internals import (
     EXPORTS,

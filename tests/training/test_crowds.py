@@ -12,7 +12,7 @@ import torch
 
 import packstore
 from packstore import PackedDataset, PackedLoader, augment
-from packstore.testing.export_base import picture
+from packstore.testing.exports import picture
 from tests.internals import Writer, convert
 from tests.makers.annotated import fill, jpeg
 from tests.makers.torchvision import import_torchvision

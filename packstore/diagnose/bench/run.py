@@ -22,20 +22,29 @@ from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers
 from packstore.core.progress import ProgressCallback, progress_callback
 from packstore.core.urls import location
-from packstore.diagnose.bench.advice import Advice, Rates, Trial, Verdict, advise, find_limiting_stage
-from packstore.diagnose.bench.augmenting import measure_augmenting, measure_operations
+from packstore.diagnose.bench.advice import (
+    Advice,
+    Rates,
+    Trial,
+    Verdict,
+    advise,
+    choose_candidates,
+    find_limiting_stage,
+    run_trials,
+)
 from packstore.diagnose.bench.measure import (
     Clock,
     EndToEnd,
     make_loader,
+    measure_augmenting,
     measure_copying,
     measure_decoding,
     measure_loader,
+    measure_operations,
     measure_reading,
     take_sample,
 )
 from packstore.diagnose.bench.options import AUGMENTS, BenchOptions
-from packstore.diagnose.bench.trials import choose_candidates, run_trials
 from packstore.seeing.augment_text import parse_options
 from packstore.training.augment import RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from packstore.training.dataset import PackedDataset

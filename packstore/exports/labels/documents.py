@@ -13,10 +13,10 @@ from typing import Any
 from urllib.parse import quote
 
 from packstore.exports.base import Record
-from packstore.exports.labels.base import LabelsExport
-from packstore.exports.labels.objects import (
+from packstore.exports.labels.base import (
     LabelledImage,
     LabelledObject,
+    LabelsExport,
     escape_xml,
     format_json,
     format_number,

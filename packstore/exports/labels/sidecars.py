@@ -9,10 +9,10 @@ from typing import Any
 
 from packstore.exports.base import BLOCK_BYTES, Record, safe_name
 from packstore.exports.folder import make_distinct
-from packstore.exports.labels.base import LabelsExport
-from packstore.exports.labels.objects import (
+from packstore.exports.labels.base import (
     LabelledImage,
     LabelledObject,
+    LabelsExport,
     escape_xml,
     format_json,
     format_number,
