@@ -26,7 +26,6 @@ from packstore.stores.records import Records
 from packstore.training.arguments import unknown_argument
 from packstore.training.augment.steps import check_targets
 from packstore.training.crowds import leave_out_crowds
-from packstore.training.epoch_batch import EpochBatch
 from packstore.training.item_options import (
     check_frames,
     check_normalised,
@@ -40,7 +39,7 @@ from packstore.training.item_options import (
     join_column_names,
     list_left_out,
 )
-from packstore.training.items import ItemDataset
+from packstore.training.items import EpochBatch, ItemDataset, LazyKeys, LazySamples
 from packstore.training.pictures import check_pil_mode
 
 if TYPE_CHECKING:
@@ -316,8 +315,6 @@ class PackedDataset(ItemDataset):
     @property
     def keys(self) -> Sequence[str]:
         """Keys of all items, read on access. Verifies the column's checksum first, unless ``checksums="never"``."""
-        from packstore.training.samples import LazyKeys
-
         self.reader.verify_column("key")
         return LazyKeys(self.reader, self._start, self._length)
 
@@ -328,8 +325,6 @@ class PackedDataset(ItemDataset):
 
         Raises :class:`UsageError` unless each item has one label.
         """
-        from packstore.training.samples import LazySamples
-
         self._check_labels()
         self.reader.verify_column("key")
         return LazySamples(self.reader, self._start, self._length)

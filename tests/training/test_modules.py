@@ -26,7 +26,7 @@ BEHIND_OPTIONS = (
     "augment.colour augment.mixing augment.mosaic augment.per_image augment.policies augment.recipes augment.targets "
     "augment.timm_policies augment.unequal augment.warps loader.copy_assembler loader.decoded_columns "
     "loader.ragged_columns loader.record_stage loader.resident loader.sampler_order loader.shards_ahead "
-    "loader.unequal_look loader.view_columns loader.view_steps mixture"
+    "loader.unequal_look loader.views mixture"
 )
 
 

@@ -40,12 +40,12 @@ from packstore.training.loader.options import (
     resolve_ranks,
     unwrap_subset,
 )
-from packstore.training.loader.parts import EpochSubset, LoaderParts
+from packstore.training.loader.parts import EpochSubset, LoaderParts, RunningEpoch, announce_epoch
 from packstore.training.loader.pipeline import Pipeline
 from packstore.training.loader.residence import Residence, choose_residence
+from packstore.training.values import as_arrays
 
 if TYPE_CHECKING:
-    from packstore.training.loader.epoch_end import RunningEpoch
     from packstore.training.loader.record_stage import RecordStage
     from packstore.training.loader.resident import Resident
     from packstore.training.loader.streaming import Streaming
@@ -228,7 +228,7 @@ class PackedLoader(LoaderParts):
         return notebook_html(self)
 
     def __repr__(self) -> str:
-        from packstore.training.loader.description import describe_options
+        from packstore.training.loader.state import describe_options
 
         counted = self.options.sampler is None or hasattr(self.options.sampler, "__len__")
         batches = f"{len(self):,} batches of {self.batch_size}" if counted else f"batches of {self.batch_size}"
@@ -307,8 +307,6 @@ class PackedLoader(LoaderParts):
         stage = nullcontext() if self._stage is None else self._stage.start_threads()
         announcing: AbstractContextManager[RunningEpoch | None] = nullcontext()
         if "accelerate.state" in sys.modules:
-            from packstore.training.loader.epoch_end import announce_epoch
-
             announcing = announce_epoch()
         batches_of = self._producer.iterate_epoch(epoch, first)
         with closing(batches_of) as batches, stage as run_stage, announcing as announced:
@@ -335,8 +333,6 @@ class PackedLoader(LoaderParts):
 
     def _as_arrays(self, item: Any) -> Any:
         """Replaces the tensors of an item by numpy arrays over the same memory."""
-        from packstore.training.loader.arrays import as_arrays
-
         dataset = self.pipeline.dataset
         images = [name for name in dataset.columns if dataset.manifest.column(name).traits.has_images]
         columns = [*dataset.columns, *(["masking"] if self.options.masking is not None else [])]

@@ -29,7 +29,7 @@ from packstore.training.record_notes import naming_records
 from packstore.training.ring import Ring, Slot
 
 if TYPE_CHECKING:
-    from packstore.training.loader.view_columns import ViewColumns
+    from packstore.training.loader.views import ViewColumns
 
 _log = logging.getLogger("packstore")
 _DECODED_SLICE, _PIXELS_SLICE, _SMALL_BYTES, _LEAST_SLICE, _MOST_PIXELS = 16, 64, 1 << 20, 4, 1 << 23
@@ -130,7 +130,7 @@ class BatchJob:
     def _leave_out_lost_shards(self) -> None:
         """Removes records of shards that cannot be opened from the batch; logs a warning for each shard. Raises
         :class:`UnreachableError` if the network fails."""
-        from packstore.training.loader.lost_shards import find_lost_records
+        from packstore.training.loader.shards_ahead import find_lost_records
 
         lost = find_lost_records(self._pipeline.dataset.reader, self.ids & MASK)
         if lost.any():

@@ -1,9 +1,11 @@
-"""The attributes that frameworks read from a ``DataLoader``, for :class:`packstore.PackedLoader`."""
+"""What frameworks read from a ``DataLoader``, and what accelerate reads, for :class:`packstore.PackedLoader`."""
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import count
 from typing import Any, Never
@@ -12,7 +14,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler, Subset
 
 from packstore.core.errors import UsageError
-from packstore.training.epoch_batch import EpochBatch
+from packstore.training.items import EpochBatch
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.options import LoaderOptions
 
@@ -206,3 +208,31 @@ class LoaderParts(ABC):
     def batch_sampler(self) -> EpochBatches:
         """Batches of the next epoch on this rank, see :class:`EpochBatches`."""
         return EpochBatches(self)
+
+
+class RunningEpoch:
+    """An epoch, with the attributes that accelerate asks of a loader.
+
+    Attributes:
+        end_of_dataloader: The latest batch is the last one.
+        remainder: Number of records that were added to fill the last batch.
+    """
+
+    end_of_dataloader = False
+    remainder = 0
+
+
+@contextmanager
+def announce_epoch() -> Iterator[RunningEpoch | None]:
+    """Announces an epoch to accelerate while the body runs. Gives None if no ``Accelerator`` was made."""
+    # So ``Accelerator.accumulate`` takes a step after an epoch's last batch, whatever number of batches is left.
+    states = sys.modules["accelerate.state"]
+    if not states.GradientState._shared_state:
+        yield None
+        return
+    state, epoch = states.GradientState(), RunningEpoch()
+    state._add_dataloader(epoch)
+    try:
+        yield epoch
+    finally:
+        state._remove_dataloader(epoch)

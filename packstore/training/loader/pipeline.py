@@ -43,8 +43,7 @@ from packstore.training.loader.stored_images import ArrayImages, FileImages, Map
 from packstore.training.values import as_tensor
 
 if TYPE_CHECKING:
-    from packstore.training.loader.view_columns import ViewColumnReader
-    from packstore.training.loader.view_steps import ViewSteps
+    from packstore.training.loader.views import ViewColumnReader, ViewSteps
 
 _NOTHING = DrawnForBatch()
 
@@ -110,8 +109,7 @@ class Pipeline:
         if options.views is None:
             self.columns = ColumnReaders(*of_columns, one_by_one=self.division.one_by_one, form=self.form)
         else:
-            from packstore.training.loader.view_columns import ViewColumnReader
-            from packstore.training.loader.view_steps import ViewSteps
+            from packstore.training.loader.views import ViewColumnReader, ViewSteps
 
             self.views = ViewSteps(dataset, options, self.stats, self.division.whole_views)
             self.columns = ViewColumnReader(*of_columns)

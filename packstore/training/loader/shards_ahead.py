@@ -1,4 +1,4 @@
-"""Fetches the shards of a remote store before batches need them, while the model trains."""
+"""Fetches the shards of a remote store before batches need them, while the model trains; finds lost shards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.errors import CacheFullError, DiskFullError, StoreError
+from packstore.core.errors import CacheFullError, DiskFullError, StoreError, UnreachableError
+from packstore.stores import Reader
 from packstore.stores.records import PartTable, Records
 from packstore.training.lanes import ShardReads, cache_room, max_bytes_needed
 
@@ -195,3 +196,21 @@ def _append_following(reads: ShardReads, following: ShardReads, sizes: NDArray[n
         np.concatenate([reads.first, following.first[few] + batches]),
         np.concatenate([reads.last, following.last[few] + batches]),
     )
+
+
+def find_lost_records(reader: Reader, records: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Opens the shards of ``records``; returns bool ``(n,)``, True for records whose shard cannot be opened.
+
+    Logs a warning for each such shard. Raises :class:`UnreachableError` if the network fails."""
+    parts = reader.table.find(records)
+    lost = []
+    for part in np.unique(parts).tolist():
+        try:
+            reader.table.open(part)
+        except UnreachableError:
+            raise
+        except StoreError as error:
+            lost.append(part)
+            _log.warning("skipped: %s records: %s", int((parts == part).sum()), error)
+    is_lost: NDArray[np.bool_] = np.isin(parts, lost)
+    return is_lost

@@ -1,17 +1,42 @@
-"""Describes a store in a loader's ``state_dict()``, and checks if a state fits a loader."""
+"""Describes a loader for its ``repr``, and its store in ``state_dict()``; checks if a state fits a loader."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields
 from itertools import accumulate, islice
 from typing import Any
+
+import torch
 
 from packstore.core.errors import UsageError
 from packstore.core.proof import join_records_digests
 from packstore.core.shards import ShardTable
+from packstore.training.augment.in_place import repr_on_one_line
 from packstore.training.dataset import PackedDataset
+from packstore.training.loader.epochs import Epochs
+from packstore.training.loader.options import LoaderOptions
 
 VERSION = 2
+_SHOWN_OTHERWISE = ("sampler", "shuffle", "indices", "resident", "rank", "world_size", "dtype")
+
+
+def describe_options(options: LoaderOptions, epochs: Epochs, records: int, dtype: torch.dtype) -> Iterator[str]:
+    """Yields lines on the order and the images, and on each option that is not the default.
+
+    ``records``: number of records of the dataset. ``dtype``: that of the images.
+    """
+    if epochs.subset_digest is not None:
+        yield f"records: {epochs.order.length:,} of {records:,}"
+    if options.sampler is None:
+        yield f"shuffle: {epochs.shuffle or False}"
+    else:
+        yield f"sampler: {type(options.sampler).__name__}"
+    yield f"images: {dtype}"
+    for each in fields(options):
+        value = getattr(options, each.name)
+        if each.name not in _SHOWN_OTHERWISE and value is not None and (each.default is None or value != each.default):
+            yield f"{each.name}: {repr_on_one_line(value)}"
 
 
 def describe_records(dataset: PackedDataset) -> dict[str, Any]:
