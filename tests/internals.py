@@ -28,12 +28,11 @@ if TYPE_CHECKING:
     from packstore.cli.diagnose import _format_verdict
     from packstore.cli.diagnose import bench_rows as bench_report_rows
     from packstore.cli.diagnose import doctor_rows as doctor_report_rows
-    from packstore.cli.info import format_linked_files, store_rows
+    from packstore.cli.info import format_column, format_linked_files, sample_keys, source_rows, store_rows
     from packstore.cli.messages import MessageHandler
     from packstore.cli.options import Command, OptionsOf
     from packstore.cli.rows import Rows, human_bytes, wrap_row
     from packstore.cli.show import format_page
-    from packstore.cli.source_info import format_column, sample_keys, source_rows
     from packstore.cli.terminal import encode_kitty, encode_sixel, parse_graphics, terminal_graphics
     from packstore.core import compiled, urls
     from packstore.core import files as scratch
@@ -123,6 +122,7 @@ if TYPE_CHECKING:
     from packstore.core.shards import SHARD, TABLE_ROW, Shard, ShardTable, shard_name, shards_to_rows
     from packstore.core.urls import UrlPath, location, url_message
     from packstore.diagnose import doctor
+    from packstore.diagnose.bench import AUGMENTS, BenchOptions
     from packstore.diagnose.bench import advice as trials
     from packstore.diagnose.bench.advice import (
         Rates,
@@ -136,7 +136,6 @@ if TYPE_CHECKING:
         find_limiting_stage,
     )
     from packstore.diagnose.bench.measure import Clock, EndToEnd, choose_random_records, measure_reading
-    from packstore.diagnose.bench.options import AUGMENTS, BenchOptions
     from packstore.diagnose.bench.run import (
         BenchReport,
         bench,
@@ -159,14 +158,13 @@ if TYPE_CHECKING:
         rate_facts,
     )
     from packstore.diagnose.doctor.probes import probe
+    from packstore.exports import ExportOptions, mds, parquet, run
     from packstore.exports import archives as export_archives
     from packstore.exports import base as exports_base
-    from packstore.exports import mds, parquet, run
     from packstore.exports.archives import TarWriter
     from packstore.exports.base import Export, Record
     from packstore.exports.folder import image_file
     from packstore.exports.labels.base import LabelsExport
-    from packstore.exports.options import ExportOptions
     from packstore.exports.plan import ExportStaging, find_owned_files, plan_export
     from packstore.exports.run import export
     from packstore.exports.tfds import TfdsExport

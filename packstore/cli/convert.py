@@ -21,6 +21,7 @@ from packstore.cli.common import (
     shell_quote,
     suggest_packing,
 )
+from packstore.cli.info import INTERNAL_MEANINGS, format_column, user_columns
 from packstore.cli.options import Command, Option, OptionsOf, Output, cache_options, output_options
 from packstore.cli.rows import (
     LISTED,
@@ -37,7 +38,6 @@ from packstore.cli.rows import (
     pluralize,
     yellow,
 )
-from packstore.cli.source_info import INTERNAL_MEANINGS, format_column, user_columns
 from packstore.core.errors import UsageError, join_names, printable
 from packstore.core.modes import RGB
 from packstore.core.registry import ENCODINGS, FORMATS
@@ -283,7 +283,7 @@ def _format_orientation(report: ConvertReport) -> str:
 @click.command(cls=Command, short_help="Write a store in another program's format.")
 @click.argument("store", type=StorePath())
 @click.argument("dest", type=StorePath())
-@OptionsOf("packstore.exports.options:ExportOptions")
+@OptionsOf("packstore.exports:ExportOptions")
 @output_options(dry_run=True)
 @cache_options
 def export(store: Path, dest: Path, output: Output, **options: Any) -> None:
@@ -303,7 +303,7 @@ def export(store: Path, dest: Path, output: Output, **options: Any) -> None:
       packstore export s3://bucket/imagenet.lmdb imagenet.zip
       packstore export imagenet.lmdb s3://bucket/shards --to webdataset
     """
-    from packstore.exports.options import ExportOptions
+    from packstore.exports import ExportOptions
     from packstore.exports.plan import plan_export
     from packstore.exports.run import run_export
     from packstore.stores.places import place_of

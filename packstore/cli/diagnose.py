@@ -109,7 +109,7 @@ def doctor_rows(report: Report) -> Rows:
 @click.command(cls=Command, short_help="Measure what limits training with a store.")
 @click.argument("path", type=StorePath())
 @OptionsOf(
-    "packstore.diagnose.bench.options:BenchOptions",
+    "packstore.diagnose.bench:BenchOptions",
     {"seconds": click.FloatRange(0, 600, min_open=True), "target": click.FloatRange(0, min_open=True)},
 )
 @click.option(
@@ -154,7 +154,7 @@ def bench(
       packstore bench imagenet.lmdb --cold --plot rates.png
       packstore bench imagenet.lmdb --recipe timm-rsb-a2
     """
-    from packstore.diagnose.bench.options import BenchOptions
+    from packstore.diagnose.bench import BenchOptions
     from packstore.diagnose.bench.run import bench as run
 
     if step_ms is not None:

@@ -23,8 +23,8 @@ from packstore.core.manifest import Column, Manifest
 from packstore.core.plainjson import encode_with_digest, parse_with_digest, to_canonical_json
 from packstore.core.registry import EXPORTS
 from packstore.core.urls import check_paths
+from packstore.exports import ExportOptions
 from packstore.exports.base import Export
-from packstore.exports.options import ExportOptions
 from packstore.images.decoders import get_decoder
 from packstore.images.encode import EncodeOptions, Encoder
 from packstore.images.encode.png import encode_png, fits_png

@@ -20,8 +20,8 @@ from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress, progress_callback
 from packstore.core.proof import image_checksum, join_records_digests, records_digest, row_checksum
 from packstore.core.urls import location
+from packstore.exports import ExportOptions
 from packstore.exports.base import Export, Record
-from packstore.exports.options import ExportOptions
 from packstore.exports.plan import (
     ExportPlan,
     ExportStaging,

@@ -38,7 +38,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'packstore.testing' has no attribute {name!r}")
     import pytest
 
-    parts = {f"packstore.testing.{name}" for name in ("records", "store_files", "source_listing")}
+    parts = {f"packstore.testing.{name}" for name in ("records", "store_files")}
     # So that failing assertions show their values.
     pytest.register_assert_rewrite(*{_SUITES[name], *parts} - sys.modules.keys())
     return getattr(import_module(_SUITES[name]), name)

@@ -19,9 +19,8 @@ from packstore.core.errors import CorruptRecordError, DestinationError, SourceEr
 from packstore.core.manifest import Manifest
 from packstore.core.progress import Progress
 from packstore.core.registry import EXPORTS
-from packstore.exports import run
+from packstore.exports import ExportOptions, run
 from packstore.exports.base import Export
-from packstore.exports.options import ExportOptions
 from packstore.exports.plan import ExportStaging, plan_export
 from packstore.exports.run import ExportReport, export
 from packstore.packing.conversion import convert

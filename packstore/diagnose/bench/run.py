@@ -22,6 +22,7 @@ from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers
 from packstore.core.progress import ProgressCallback, progress_callback
 from packstore.core.urls import location
+from packstore.diagnose.bench import AUGMENTS, BenchOptions
 from packstore.diagnose.bench.advice import (
     Advice,
     Rates,
@@ -44,7 +45,6 @@ from packstore.diagnose.bench.measure import (
     measure_reading,
     take_sample,
 )
-from packstore.diagnose.bench.options import AUGMENTS, BenchOptions
 from packstore.seeing.augment_text import parse_options
 from packstore.training.augment import RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from packstore.training.dataset import PackedDataset
