@@ -455,7 +455,6 @@ if TYPE_CHECKING:
     from packstore.training.augment.detection import BatchBoxes
     from packstore.training.augment.distributions import beta, dirichlet, uniform
     from packstore.training.augment.interpreter import run_by_torch, run_program
-    from packstore.training.augment.matrices import inverse_affine, inverse_rotation
     from packstore.training.augment.operations import (
         apply_operations,
         output_size,
@@ -463,6 +462,7 @@ if TYPE_CHECKING:
         plan_operations,
         split_operations,
     )
+    from packstore.training.augment.per_image import ThreadGenerator
     from packstore.training.augment.policies import write_steps
     from packstore.training.augment.resample import crop_and_resize_each, resize_by_products, resize_shown
     from packstore.training.augment.resample import resize as resample_images
@@ -476,11 +476,11 @@ if TYPE_CHECKING:
         place_points,
         plan_targets,
     )
-    from packstore.training.augment.thread_generator import ThreadGenerator
-    from packstore.training.augment.timm_operations import OPERATIONS as TIMM_OPERATIONS
+    from packstore.training.augment.timm_policies import OPERATIONS as TIMM_OPERATIONS
     from packstore.training.augment.unequal import DrawnOperations
     from packstore.training.augment.units import Units
     from packstore.training.augment.views import View, parse_views
+    from packstore.training.augment.warps import inverse_affine, inverse_rotation
     from packstore.training.coco_masks import coco_masks
     from packstore.training.cost import Cost, compute_costs
     from packstore.training.dataset import PackedDataset, open_checked

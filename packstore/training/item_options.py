@@ -16,8 +16,13 @@ from packstore.images.orientation import keeps_exif, readers_transpose
 from packstore.images.reading import Reading
 from packstore.training.arguments import check_callables
 from packstore.training.augment.base import Operation
-from packstore.training.augment.in_place import InPlace
-from packstore.training.augment.steps import check_function, flatten_transforms, is_of_torchvision, iterate_parts
+from packstore.training.augment.steps import (
+    InPlace,
+    check_function,
+    flatten_transforms,
+    is_of_torchvision,
+    iterate_parts,
+)
 
 OUTPUTS = ("tensor", "pil", "numpy", "bytes", "dict", "tv_tensors")
 _OF_TENSORS = ("tensor", "dict", "tv_tensors")

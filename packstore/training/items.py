@@ -16,7 +16,7 @@ from packstore.core.manifest import Column, Manifest
 from packstore.images.decoders import Decoder, get_decoder
 from packstore.images.reading import Reading
 from packstore.stores import Checksums, Reader
-from packstore.training.augment.in_place import repr_on_one_line
+from packstore.training.augment.steps import repr_on_one_line
 from packstore.training.pictures import ImageListReader, ImageReader, widen_for_torch
 from packstore.training.record_notes import note_need_of_pil, note_records
 from packstore.training.values import ValueReader, as_tensor

@@ -27,20 +27,24 @@ if TYPE_CHECKING:
         RandomSolarize,
     )
     from packstore.training.augment.detection import RandomIoUCrop, RandomSizeCrop, RandomZoomOut
-    from packstore.training.augment.erasing import Cutout, RandomErasing
-    from packstore.training.augment.flips import RandomHorizontalFlip
-    from packstore.training.augment.geometry import CenterCrop, RandomCrop, RandomResizedCrop, Resize
-    from packstore.training.augment.in_place import InPlace
+    from packstore.training.augment.erasing import Cutout, Masking, RandomErasing, RandomMasking
+    from packstore.training.augment.geometry import (
+        CenterCrop,
+        RandomCrop,
+        RandomHorizontalFlip,
+        RandomResizedCrop,
+        Resize,
+    )
     from packstore.training.augment.logic import Compose, RandomApply, RandomChoice, RandomOrder
-    from packstore.training.augment.masking import Masking, RandomMasking
     from packstore.training.augment.mixing import BatchMixer, CutMix, MixedLabels, MixUp
     from packstore.training.augment.mosaic import Mosaic
     from packstore.training.augment.per_image import PerImage
     from packstore.training.augment.policies import AugMix, AutoAugment, RandAugment, ThreeAugment, TrivialAugmentWide
-    from packstore.training.augment.recipes.recipe import RECIPES, Recipe, recipe
-    from packstore.training.augment.repeated import RASampler
+    from packstore.training.augment.recipe_list import RECIPES, Recipe, recipe
     from packstore.training.augment.sizes import Pad, RandomResize, RandomShortestSize, ScaleJitter
+    from packstore.training.augment.steps import InPlace
     from packstore.training.augment.timm_policies import TimmAugment
+    from packstore.training.augment.views import RASampler
     from packstore.training.augment.warps import RandomAffine, RandomPerspective, RandomRotation, RandomVerticalFlip
     from packstore.training.random_draws import Draws
 
@@ -53,20 +57,18 @@ _MODULES = {
         "RandomAutocontrast RandomChannelPermutation RandomEqualize RandomGrayscale RandomInvert "
         "RandomPhotometricDistort RandomPosterize RandomSolarize",
         "augment.detection": "RandomIoUCrop RandomSizeCrop RandomZoomOut",
-        "augment.erasing": "Cutout RandomErasing",
-        "augment.flips": "RandomHorizontalFlip",
-        "augment.geometry": "CenterCrop RandomCrop RandomResizedCrop Resize",
-        "augment.in_place": "InPlace",
+        "augment.erasing": "Cutout Masking RandomErasing RandomMasking",
+        "augment.geometry": "CenterCrop RandomCrop RandomHorizontalFlip RandomResizedCrop Resize",
         "augment.logic": "Compose RandomApply RandomChoice RandomOrder",
-        "augment.masking": "Masking RandomMasking",
         "augment.mixing": "BatchMixer CutMix MixedLabels MixUp",
         "augment.mosaic": "Mosaic",
         "augment.per_image": "PerImage",
         "augment.policies": "AugMix AutoAugment RandAugment ThreeAugment TrivialAugmentWide",
-        "augment.recipes.recipe": "RECIPES Recipe recipe",
-        "augment.repeated": "RASampler",
+        "augment.recipe_list": "RECIPES Recipe recipe",
         "augment.sizes": "Pad RandomResize RandomShortestSize ScaleJitter",
+        "augment.steps": "InPlace",
         "augment.timm_policies": "TimmAugment",
+        "augment.views": "RASampler",
         "augment.warps": "RandomAffine RandomPerspective RandomRotation RandomVerticalFlip",
         "random_draws": "Draws",
     }.items()

@@ -18,7 +18,7 @@ from torch import Tensor
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column
 from packstore.training.augment.base import Operation, Size
-from packstore.training.augment.in_place import stable_repr
+from packstore.training.augment.steps import stable_repr
 from packstore.training.random_draws import Draws, derive_key
 
 _ROWS, _POINTS = "packstore_rows", "packstore_points"

@@ -12,8 +12,7 @@ from torch import Tensor
 from packstore.core.errors import UsageError
 from packstore.images.engine import augment
 from packstore.images.programs import Code, Program
-from packstore.training.augment import colour_kernels as colours
-from packstore.training.augment import warp_kernels as warps
+from packstore.training.augment import kernels
 from packstore.training.augment.base import is_channels_last
 from packstore.training.augment.units import Units
 
@@ -192,7 +191,7 @@ def _run_blur(images: Tensor, steps: Steps) -> Tensor:
         rows = np.flatnonzero((sizes == size).all(1))
         index = torch.from_numpy(rows).to(images.device, non_blocking=True)
         sigma = torch.from_numpy(np.ascontiguousarray(steps["p"][rows, 2:4])).to(images.device, non_blocking=True)
-        result.index_copy_(0, index, colours.gaussian_blur(images.index_select(0, index), (size[0], size[1]), sigma))
+        result.index_copy_(0, index, kernels.gaussian_blur(images.index_select(0, index), (size[0], size[1]), sigma))
     return result
 
 
@@ -200,13 +199,13 @@ def _run_noise(images: Tensor, steps: Steps) -> Tensor:
     """Adds noise with the means, deviations and seeds in ``steps``."""
     mean, sigma = _parameter_columns(images, steps, 0, 1)
     # All steps have equal flags: 0 wraps results around at 256, others clip them.
-    return warps.add_noise(images, mean, sigma, _join_seeds(steps, 2), bool(steps["flags"][0]))
+    return kernels.add_noise(images, mean, sigma, _join_seeds(steps, 2), bool(steps["flags"][0]))
 
 
 def _run_permutation(images: Tensor, steps: Steps) -> Tensor:
     """Reorders channels by the orders in ``steps``."""
     order = torch.from_numpy(steps["p"][:, : images.shape[1]].astype(np.int64)).to(images.device, non_blocking=True)
-    return colours.permute_channels(images, order)
+    return kernels.permute_channels(images, order)
 
 
 def _run_erasing(images: Tensor, steps: Steps, units: Units | None) -> Tensor:
@@ -214,23 +213,23 @@ def _run_erasing(images: Tensor, steps: Steps, units: Units | None) -> Tensor:
     boxes, flags = steps["p"][:, :4].astype(np.int64), steps["flags"][0]
     # All steps have equal flags.
     if flags == 1:
-        return warps.erase_with_noise(images, boxes, _join_seeds(steps, 4), units)
-    return warps.erase_boxes(images, boxes, steps["p"][:, 4:7], units)
+        return kernels.erase_with_noise(images, boxes, _join_seeds(steps, 4), units)
+    return kernels.erase_boxes(images, boxes, steps["p"][:, 4:7], units)
 
 
 _KERNELS: dict[Code, Callable[[Tensor, Steps], Tensor]] = {
-    Code.BRIGHTNESS: _with_parameters(colours.adjust_brightness, 0),
-    Code.CONTRAST: _with_parameters(colours.adjust_contrast, 0),
-    Code.SATURATION: _with_parameters(colours.adjust_saturation, 0),
-    Code.HUE: _with_parameters(colours.adjust_hue, 0),
-    Code.GRAY: _with_parameters(colours.convert_to_gray),
-    Code.INVERT: _with_parameters(colours.invert),
-    Code.POSTERIZE: _with_parameters(colours.posterize, 0),
-    Code.SOLARIZE: _with_parameters(colours.solarize, 0),
-    Code.SOLARIZE_ADD: _with_parameters(colours.solarize_add, 0, 1),
-    Code.AUTOCONTRAST: _with_parameters(colours.autocontrast),
-    Code.EQUALIZE: _with_parameters(colours.equalize),
-    Code.SHARPNESS: _with_parameters(colours.adjust_sharpness, 0),
+    Code.BRIGHTNESS: _with_parameters(kernels.adjust_brightness, 0),
+    Code.CONTRAST: _with_parameters(kernels.adjust_contrast, 0),
+    Code.SATURATION: _with_parameters(kernels.adjust_saturation, 0),
+    Code.HUE: _with_parameters(kernels.adjust_hue, 0),
+    Code.GRAY: _with_parameters(kernels.convert_to_gray),
+    Code.INVERT: _with_parameters(kernels.invert),
+    Code.POSTERIZE: _with_parameters(kernels.posterize, 0),
+    Code.SOLARIZE: _with_parameters(kernels.solarize, 0),
+    Code.SOLARIZE_ADD: _with_parameters(kernels.solarize_add, 0, 1),
+    Code.AUTOCONTRAST: _with_parameters(kernels.autocontrast),
+    Code.EQUALIZE: _with_parameters(kernels.equalize),
+    Code.SHARPNESS: _with_parameters(kernels.adjust_sharpness, 0),
     Code.BLUR: _run_blur,
     Code.NOISE: _run_noise,
     Code.PERMUTE: _run_permutation,
@@ -239,8 +238,8 @@ _KERNELS: dict[Code, Callable[[Tensor, Steps], Tensor]] = {
 }
 
 _FILLING: dict[Code, Callable[[Tensor, Steps, Units | None], Tensor]] = {
-    Code.AFFINE: lambda images, steps, units: warps.warp_affine(images, steps["p"][:, :6], steps["flags"], units),
-    Code.PERSPECTIVE: lambda images, steps, units: warps.warp_perspective(images, steps["p"], steps["flags"], units),
+    Code.AFFINE: lambda images, steps, units: kernels.warp_affine(images, steps["p"][:, :6], steps["flags"], units),
+    Code.PERSPECTIVE: lambda images, steps, units: kernels.warp_perspective(images, steps["p"], steps["flags"], units),
     Code.ERASE: _run_erasing,
 }
-"""Kernels that fill with colours."""
+"""Kernels that fill with kernels."""

@@ -13,11 +13,9 @@ from torch import Tensor
 from packstore.core.errors import UsageError
 from packstore.images.sniff import MAX_PIXELS
 from packstore.training.augment.base import Crops, GeometricOperation, Operation, Size, Step
-from packstore.training.augment.flips import RandomHorizontalFlip
-from packstore.training.augment.geometry import RandomCrop
-from packstore.training.augment.in_place import InPlace
+from packstore.training.augment.geometry import RandomCrop, RandomHorizontalFlip
 from packstore.training.augment.program_operation import contains_geometry
-from packstore.training.augment.steps import is_per_image
+from packstore.training.augment.steps import InPlace, is_per_image
 from packstore.training.random_draws import Draws
 
 ONE_SIZE = "RandomResizedCrop(224) to train, or Resize(256) and CenterCrop(224) to validate"

@@ -1,10 +1,12 @@
-"""``PerImage``: runs user functions image by image."""
+"""``PerImage``: runs user functions image by image, each with seeded random numbers."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import random
-from collections.abc import Callable, Iterable, Sequence
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -12,15 +14,13 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from packstore.core.errors import UsageError
 from packstore.core.options import check_bools
 from packstore.training.augment.base import Operation, Size
-from packstore.training.augment.in_place import InPlace, stable_repr
-from packstore.training.augment.own_generators import find_generators, seed_generators
-from packstore.training.augment.steps import check_function, iterate_parts
-from packstore.training.augment.thread_generator import ThreadGenerator
-from packstore.training.random_draws import Draws
+from packstore.training.augment.steps import InPlace, check_function, iterate_parts, stable_repr
+from packstore.training.random_draws import Draws, derive_key
 from packstore.training.record_notes import mark_records
 from packstore.training.single_threaded import single_threaded
 
@@ -178,3 +178,108 @@ def _takes_generator(fn: Callable[..., Any]) -> bool:
     except (TypeError, ValueError):
         return True  # the signature is unknown
     return "generator" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+_MOST_OBJECTS = 2000  # a pipeline of albumentations with 30 transforms has some 500
+_OF_PROCESS = {id(getattr(random, "_inst", None)), id(getattr(np.random.mtrand, "_rand", None))}
+"""Python's and numpy's own, which :class:`PerImage` seeds itself; torch's is no object of these classes."""
+
+_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+_OPAQUE = (*_GENERATORS, types.ModuleType, type, torch.Tensor, np.ndarray, str, bytes, int, float, bool, complex)
+
+
+def find_generators(fn: Callable[..., Any]) -> list[Any]:
+    """Lists the random generators that a function reaches, each once, always in the same order.
+
+    Follows closures, defaults, globals named in the code, attributes and containers. A transform of albumentations, for
+    example, has two generators in its attributes.
+    """
+    found: dict[int, Any] = {}
+    seen: set[int] = {id(torch.default_generator), *_OF_PROCESS}
+    waiting: list[Any] = [fn]
+    for part in waiting:  # grows meanwhile
+        if id(part) in seen or len(seen) > _MOST_OBJECTS:
+            continue
+        seen.add(id(part))
+        if isinstance(part, _GENERATORS):
+            found[id(part)] = part
+        elif not isinstance(part, _OPAQUE):
+            waiting += _list_parts(part)
+    return list(found.values())
+
+
+def seed_generators(generators: list[Any], seed: int) -> None:
+    """Seeds generators, each with its own number."""
+    for number, generator in enumerate(generators):
+        own = derive_key(seed, number) & 0xFFFFFFFF  # the most that numpy's RandomState takes
+        if isinstance(generator, np.random.Generator):
+            generator.bit_generator.state = type(generator.bit_generator)(own).state
+        elif isinstance(generator, torch.Generator):
+            generator.manual_seed(own)
+        else:
+            generator.seed(own)
+
+
+def _list_parts(part: Any) -> list[Any]:
+    """Lists what an object refers to directly."""
+    if isinstance(part, dict):
+        return list(part.values())
+    if isinstance(part, list | tuple):  # not sets, whose order differs between processes
+        return list(part)
+    if isinstance(part, functools.partial):
+        return [part.func, *part.args, *part.keywords.values()]
+    if isinstance(part, types.MethodType):
+        return [part.__self__, part.__func__]
+    if isinstance(part, types.FunctionType):
+        cells = [cell.cell_contents for cell in part.__closure__ or () if cell != types.CellType()]
+        names = set(_list_names(part.__code__))
+        named = [value for name, value in part.__globals__.items() if name in names]
+        return [*cells, *(part.__defaults__ or ()), *(part.__kwdefaults__ or {}).values(), *named]
+    methods = (vars(kind).get(name) for kind in type(part).__mro__ for name in ("__call__", "forward"))
+    own = [
+        each for each in methods if isinstance(each, types.FunctionType) and not each.__module__.startswith("torch.")
+    ]
+    return [*getattr(part, "__dict__", {}).values(), *own]
+
+
+def _list_names(code: types.CodeType) -> Iterator[str]:
+    """Yields the names of globals and attributes in a function's code, including functions within it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _list_names(constant)
+
+
+class ThreadGenerator(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Makes torch's random operations on the calling thread draw from ``generator``, instead of the process's
+    generator.
+
+    ``with ThreadGenerator(generator): fn(image)`` gives the result of ``fn(image)`` after ``torch.manual_seed`` with
+    the same seed. Other threads may draw numbers meanwhile. Operations that are called with a generator keep it.
+
+    Raises:
+        UsageError: Within the block: a random operation has no version with a generator.
+    """
+
+    # Modes of torch's dispatcher are per thread.
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._generator = generator
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None:
+            func, kwargs = _find_generator_overload(func), kwargs | {"generator": self._generator}
+        return func(*args, **kwargs)
+
+
+def _find_generator_overload(operation: Any) -> Any:
+    """Returns the overload of a random torch operation that takes a generator."""
+    if any(argument.name == "generator" for argument in operation._schema.arguments):
+        return operation
+    versions = operation.overloadpacket
+    for name in (f"{operation._overloadname}_generator", "generator"):
+        if name in versions.overloads():
+            return getattr(versions, name)
+    raise UsageError(f"{operation} takes no generator, so its numbers would depend on what other threads draw")

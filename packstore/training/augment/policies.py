@@ -17,9 +17,9 @@ from packstore.training.augment.base import Operation, Size
 from packstore.training.augment.colour import GaussianBlur, Grayscale, RandomSolarize
 from packstore.training.augment.distributions import GAMMA_DRAWS, chance, dirichlet
 from packstore.training.augment.logic import RandomChoice
-from packstore.training.augment.matrices import inverse_affine, inverse_rotation
+from packstore.training.augment.policy_tables import POLICIES
 from packstore.training.augment.program_operation import ProgramOperation, check_interpolation, parse_fill
-from packstore.training.augment.recipes.policy_tables import POLICIES
+from packstore.training.augment.warps import inverse_affine, inverse_rotation
 from packstore.training.random_draws import Draws
 
 Fill = float | tuple[float, float, float] | None

@@ -1,20 +1,22 @@
 """Flattens the user's list of operations, and replaces names by recipes and policies.
 
-Refuses functions that would draw only once per batch.
+Refuses functions that would draw only once per batch. :class:`InPlace` marks functions that move no pixels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import torch
+from torch import Tensor
 
 from packstore.core.errors import UsageError
 from packstore.core.registry import COLUMN_TYPES
 from packstore.training.arguments import refuse_class
 from packstore.training.augment.base import GeometricOperation, Operation, Step
-from packstore.training.augment.in_place import InPlace, stable_repr
+from packstore.training.random_draws import Draws
 
 _INSTEAD = "packstore.augment's operations, or a DataLoader with output='tv_tensors'"
 _RANDOM = {
@@ -35,6 +37,56 @@ _OURS = {
     *("RandomErasing", "RandomGrayscale", "RandomHorizontalFlip", "RandomInvert", "RandomOrder"),
     *("RandomPhotometricDistort", "RandomPosterize", "RandomResizedCrop", "RandomSolarize", "TrivialAugmentWide"),
 }
+
+
+@dataclass(frozen=True, repr=False)
+class InPlace(Operation):
+    """Wraps a function that leaves every pixel in its place. Masks, boxes and keypoints then need not follow.
+
+    A loader of such columns refuses unknown functions in ``augment=``, in ``transform=`` and in ``PerImage``, unless
+    they are in an ``InPlace``.
+
+    Args:
+        fn: The function, or an :class:`Operation` of your own.
+
+    Raises:
+        UsageError: ``fn`` is not callable. When called: its result has another height or width.
+    """
+
+    fn: Callable[..., Any]
+
+    def __post_init__(self) -> None:
+        if not callable(self.fn):
+            raise UsageError(f"InPlace takes a function, got {self.fn!r}")
+
+    def __repr__(self) -> str:
+        return f"InPlace({stable_repr(self.fn)})"
+
+    def __call__(self, images: Tensor, draws: Draws | None = None, **options: Any) -> Any:
+        """Calls the function with ``images``. Only an :class:`Operation` gets ``draws``, too.
+
+        Raises :class:`UsageError` if the result has another height or width."""
+        draws_too = (draws,) if isinstance(self.fn, Operation) and draws is not None else ()
+        result = self.fn(images, *draws_too, **options)
+        if isinstance(result, Tensor) and result.ndim >= 2 and result.shape[-2:] != images.shape[-2:]:
+            (height, width), (tall, wide) = result.shape[-2:], images.shape[-2:]
+            raise UsageError(f"{self!r} made {height}x{width} pixels of {tall}x{wide}: it does not leave them in place")
+        return result
+
+
+def stable_repr(fn: Any) -> str:
+    """Returns the ``repr`` of a function, or its module and name if the ``repr`` contains a memory address."""
+    text = repr(fn)
+    if " at 0x" in text:  # an address, which another process would not have
+        where: Any = fn if hasattr(fn, "__qualname__") else type(fn)
+        text = f"{where.__module__}.{where.__qualname__}"
+    return text
+
+
+def repr_on_one_line(value: Any) -> str:
+    """Returns the ``repr`` of a value, or of a tuple's values, on one line without memory addresses."""
+    text = ", ".join(map(stable_repr, value)) if isinstance(value, tuple) else stable_repr(value)
+    return " ".join(text.split())
 
 
 def check_function(name: str, function: Any) -> None:
@@ -119,7 +171,7 @@ def as_operations(augment: Any, use: str = "use ") -> tuple[Any, ...]:
     flat: list[Any] = []
     for operation in augment:
         if isinstance(operation, str):
-            from packstore.training.augment.recipes.policy_tables import make_timm_augment
+            from packstore.training.augment.policy_tables import make_timm_augment
 
             flat.append(make_timm_augment(operation))
         elif _is_sequential(operation):
@@ -135,8 +187,8 @@ def as_operations(augment: Any, use: str = "use ") -> tuple[Any, ...]:
 
 def _recipe_or_policy(name: str) -> list[Any]:
     """Returns the operations of a recipe, or a list with a policy of timm."""
-    from packstore.training.augment.recipes.policy_tables import TIMM_BEGINNINGS
-    from packstore.training.augment.recipes.recipe import recipe
+    from packstore.training.augment.policy_tables import TIMM_BEGINNINGS
+    from packstore.training.augment.recipe_list import recipe
 
     # A policy has a dash after a known beginning.
     beginning, dash, _ = name.partition("-")

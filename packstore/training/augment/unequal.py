@@ -27,9 +27,8 @@ from packstore.training.augment.interpreter import run_program
 from packstore.training.augment.program_operation import ProgramOperation, contains_geometry, operation_name
 from packstore.training.augment.resample import check_area
 from packstore.training.augment.steps import is_per_image, may_resize
-from packstore.training.augment.targets import Move, Placement, draw_program_by_size, move_boxes
+from packstore.training.augment.targets import Move, Placement, Warp, draw_program_by_size, find_warps, move_boxes
 from packstore.training.augment.units import Units
-from packstore.training.augment.warp_targets import Warp, find_warps
 from packstore.training.random_draws import Draws
 
 

@@ -19,9 +19,8 @@ from packstore.core.errors import DecodeError, PackstoreError, UsageError
 from packstore.core.manifest import Column
 from packstore.images.masks import MaskHeader, decode_mask, read_mask_header
 from packstore.images.sniff import MAX_PIXELS
-from packstore.training.augment.clips import place_clip
 from packstore.training.augment.operations import HOW_TO_COLLATE
-from packstore.training.augment.targets import place_mask
+from packstore.training.augment.targets import place_clip, place_mask
 from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.batch_plan import BatchPlan
 from packstore.training.loader.column_rows import (

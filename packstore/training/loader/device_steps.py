@@ -15,10 +15,9 @@ from packstore.core.manifest import Manifest
 from packstore.core.modes import RGB, Mode
 from packstore.images.programs import GEOMETRIC
 from packstore.training.augment.base import GeometricOperation, Operation, Size, Step
-from packstore.training.augment.in_place import InPlace
 from packstore.training.augment.operations import HOW_TO_COLLATE, apply_operations, output_size
 from packstore.training.augment.program_operation import ProgramOperation
-from packstore.training.augment.steps import is_per_image
+from packstore.training.augment.steps import InPlace, is_per_image
 from packstore.training.augment.units import Units
 from packstore.training.loader.division import WorkDivision
 from packstore.training.loader.normalizer import Normalizer
@@ -29,7 +28,7 @@ from packstore.training.pictures import TENSOR_DTYPES
 from packstore.training.random_draws import Draws
 
 if TYPE_CHECKING:
-    from packstore.training.augment.masking import Masking
+    from packstore.training.augment.erasing import Masking
     from packstore.training.augment.mixing import DrawnMix
     from packstore.training.augment.mosaic import Tiles
     from packstore.training.augment.per_image import PerImage
@@ -269,7 +268,7 @@ class DeviceSteps:
         draws, size = Draws(self._seed, epoch, ids), (images.shape[-2], images.shape[-1])
         mixed = masks = tiles = None
         if masking is not None:
-            from packstore.training.augment.masking import Masking
+            from packstore.training.augment.erasing import Masking
 
             patches = masking(draws.replace(stream=MASKING_STREAM), size)
             masks = Masking(*(each.to(images.device, non_blocking=True) for each in patches))

@@ -24,7 +24,7 @@ from packstore.training.dataset import PackedDataset
 from packstore.training.random_draws import derive_key
 
 if TYPE_CHECKING:
-    from packstore.training.augment.masking import RandomMasking
+    from packstore.training.augment.erasing import RandomMasking
     from packstore.training.augment.mixing import BatchMixer, CutMix, MixUp
     from packstore.training.augment.mosaic import Mosaic
     from packstore.training.augment.views import Views
@@ -244,7 +244,7 @@ class LoaderOptions(BatchOptions):
         if self.block is not None and not self.shuffle:
             raise UsageError("block is a way of shuffling: add shuffle=True")
         if self.masking is not None:
-            from packstore.training.augment.masking import RandomMasking
+            from packstore.training.augment.erasing import RandomMasking
 
             if not isinstance(self.masking, RandomMasking):
                 raise UsageError(f"masking should be a RandomMasking, got {self.masking!r}")

@@ -12,7 +12,7 @@ import torch
 from packstore.core.errors import UsageError
 from packstore.core.proof import join_records_digests
 from packstore.core.shards import ShardTable
-from packstore.training.augment.in_place import repr_on_one_line
+from packstore.training.augment.steps import repr_on_one_line
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.options import LoaderOptions

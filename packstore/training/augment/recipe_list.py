@@ -19,12 +19,11 @@ from packstore.training.augment.colour import (
 )
 from packstore.training.augment.detection import RandomIoUCrop, RandomSizeCrop, RandomZoomOut
 from packstore.training.augment.erasing import RandomErasing
-from packstore.training.augment.flips import RandomHorizontalFlip
-from packstore.training.augment.geometry import RandomCrop, RandomResizedCrop, Resize
+from packstore.training.augment.geometry import RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from packstore.training.augment.logic import Compose, RandomApply, RandomChoice
 from packstore.training.augment.mixing import BatchMixer, CutMix, MixUp
 from packstore.training.augment.policies import RandAugment, ThreeAugment, TrivialAugmentWide
-from packstore.training.augment.recipes.policy_tables import make_timm_augment
+from packstore.training.augment.policy_tables import make_timm_augment
 from packstore.training.augment.sizes import RandomResize, RandomShortestSize
 
 IMAGENET_MEAN = (124, 116, 104)

@@ -1,1 +1,0 @@
-"""Recipes by name, and the tables of policies."""
