@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from packstore.cli.terminal import encode_kitty, encode_sixel, parse_graphics, terminal_graphics
     from packstore.core import compiled, urls
     from packstore.core import files as scratch
-    from packstore.core.column import CHECKSUM, ITEM_SIZE, KEY, Column, list_user_columns, without_companions
     from packstore.core.column_types import base
     from packstore.core.column_types.base import Field
     from packstore.core.column_types.forms import Canvas, RowClasses, RowFaults, RowMoves
@@ -44,16 +43,22 @@ if TYPE_CHECKING:
     from packstore.core.column_types.objects import BytesType
     from packstore.core.column_types.pictures import frame
     from packstore.core.columns import (
+        CHECKSUM,
+        ITEM_SIZE,
+        KEY,
         NUMPY_DTYPE,
         Buffer,
+        Column,
         ColumnData,
         ImageData,
         LazyArray,
         LazyRagged,
         Ragged,
         from_stored,
+        list_user_columns,
         shape_to_stored,
         to_stored,
+        without_companions,
     )
     from packstore.core.compiled import load_once
     from packstore.core.errors import (
@@ -248,7 +253,7 @@ if TYPE_CHECKING:
     from packstore.images.turbojpeg import load_region, turbo_version
     from packstore.objects import call_interruptibly, connection, direct, iterate_interruptibly
     from packstore.objects.agent import get_agent_if_forked
-    from packstore.objects.location import parse_url
+    from packstore.objects.connection import parse_url
     from packstore.packing import append, batches, composing, conversion
     from packstore.packing.append_plan import plan_append
     from packstore.packing.conversion import ConvertReport, convert
@@ -380,6 +385,7 @@ if TYPE_CHECKING:
     from packstore.stores import Problem, Reader, assembly, proven, spools
     from packstore.stores import folder as sharded
     from packstore.stores import keys as store_keys
+    from packstore.stores import remote_objects as copies
     from packstore.stores import scavenge as manifest_recovery
     from packstore.stores.assembly import write_manifest_and_table
     from packstore.stores.build import StoreBuilder
@@ -387,15 +393,13 @@ if TYPE_CHECKING:
     from packstore.stores.folder import Shards
     from packstore.stores.format import FileWriter, Format, encode_manifest, parse_manifest
     from packstore.stores.hdf5 import writer as hdf5_store
-    from packstore.stores.hdf5.heap import hash_lookup3
+    from packstore.stores.hdf5.file import hash_lookup3
     from packstore.stores.linked import list_linked_files
     from packstore.stores.lmdb import writer
-    from packstore.stores.lmdb.nodes import TreeEntry
-    from packstore.stores.lmdb.pages import Pages, RecordLookup
+    from packstore.stores.lmdb.pages import Pages, RecordLookup, TreeEntry
     from packstore.stores.lmdb.store import HEADER_BYTES, read_npy_header
-    from packstore.stores.mapped import MappedPart, check_offsets, map_consecutive_images, read_ahead
     from packstore.stores.opening import read_manifest
-    from packstore.stores.parts import Part
+    from packstore.stores.parts import MappedPart, Part, check_offsets, map_consecutive_images, read_ahead
     from packstore.stores.places import local as builder_publish
     from packstore.stores.places import local as growth
     from packstore.stores.places import local as local_place
@@ -431,8 +435,7 @@ if TYPE_CHECKING:
     from packstore.stores.pth.pickles import Tensor, dump_dict, unpickle
     from packstore.stores.pth.zip import build_headers
     from packstore.stores.records import OneFile, Records, disk_bytes
-    from packstore.stores.remote import objects as copies
-    from packstore.stores.remote.objects import (
+    from packstore.stores.remote_objects import (
         SHARDS,
         find_newest_version,
         parse_version_number,
@@ -442,7 +445,7 @@ if TYPE_CHECKING:
         table_name,
         version_name,
     )
-    from packstore.stores.remote.shards import RemoteShards
+    from packstore.stores.remote_shards import RemoteShards
     from packstore.stores.scavenge import correct_manifest, find_manifest, list_array_sizes, view_column
     from packstore.stores.spools import ColumnSpool, OffsetSpool
     from packstore.training import arguments, permutation, worker_memory

@@ -19,8 +19,7 @@ from packstore.checking.options import RepairOptions
 from packstore.checking.reports import CheckReport, RepairReport, try_key
 from packstore.checking.source_records import Donor, LostRecordError
 from packstore.checking.store_check import StoreCheck, open_files
-from packstore.core.column import LINK_COLUMNS, Link
-from packstore.core.columns import Buffer
+from packstore.core.columns import LINK_COLUMNS, Buffer, Link
 from packstore.core.errors import DestinationError, SourceError, StoreError, printable
 from packstore.core.files import refuse_nested_paths, writing
 from packstore.core.manifest import Manifest, Skipped

@@ -42,8 +42,8 @@ from packstore.stores.opening import open_reader
 from packstore.stores.places import place_of
 from packstore.stores.places.remote import open_shard_file, upload_shard
 from packstore.stores.records import Records
-from packstore.stores.remote.objects import hash_object, read_head, shard_object_name
-from packstore.stores.remote.opening import reopen_remote
+from packstore.stores.remote_objects import hash_object, read_head, shard_object_name
+from packstore.stores.remote_shards import reopen_remote
 
 
 @dataclass(frozen=True)

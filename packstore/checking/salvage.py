@@ -22,8 +22,7 @@ from xxhash import xxh3_64_intdigest
 from packstore.checking.mending import FoundRecord, RecordWalk, RecordWriter, check_destination_name
 from packstore.checking.reports import ProblemList, SalvageReport
 from packstore.checking.source_records import LostRecordError
-from packstore.core.column import guess_column
-from packstore.core.columns import NUMPY_DTYPE, Buffer, Ragged
+from packstore.core.columns import NUMPY_DTYPE, Buffer, Ragged, guess_column
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import MANIFEST_FILE, open_regular, refuse_nested_paths, writing
 from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest, Origin, Skipped, Split

@@ -12,8 +12,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from packstore.checking.options import PackedSourceOptions
-from packstore.core.column import Link
-from packstore.core.columns import NUMPY_DTYPE
+from packstore.core.columns import NUMPY_DTYPE, Link
 from packstore.core.errors import AmbiguousSourceError, PackstoreError, SourceError, StoreError, UsageError, printable
 from packstore.core.files import FileState
 from packstore.core.manifest import Manifest

@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.checking.reports import CheckReport, try_key
-from packstore.core.column import Column
-from packstore.core.columns import Buffer, ColumnData, Ragged
+from packstore.core.columns import Buffer, Column, ColumnData, Ragged
 from packstore.core.errors import DecodeError, PackstoreError, StoreError, UnreachableError, printable
 from packstore.core.manifest import Manifest
 from packstore.core.parallel import ordered_map

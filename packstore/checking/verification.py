@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from packstore.checking.options import VerifyOptions
 from packstore.checking.reports import MOST_LISTED, CheckReport, VerifyReport, try_key
 from packstore.checking.store_check import Batch, StoreCheck, ValueGetter, decode_files, make_decoder
-from packstore.core.column import SEEK_INDEX, Column, find_file_columns
-from packstore.core.columns import Buffer
+from packstore.core.columns import SEEK_INDEX, Buffer, Column, find_file_columns
 from packstore.core.errors import DecodeError, StoreError, UsageError, printable
 from packstore.core.options import argument, progress_option, takes
 from packstore.core.parallel import default_workers

@@ -213,7 +213,7 @@ def prefetch(url: Path, workers: int, quiet: bool) -> None:
     from packstore.core.progress import Progress
     from packstore.stores.opening import open_reader
     from packstore.stores.places import place_of
-    from packstore.stores.remote.shards import RemoteShards
+    from packstore.stores.remote_shards import RemoteShards
 
     if not place_of(url).remote:
         raise UsageError(f"{printable(str(url))} is on this machine; only stores at URLs are cached")

@@ -49,7 +49,7 @@ from packstore.core.registry import FORMATS, SOURCES
 from packstore.core.urls import find_bridge
 
 if TYPE_CHECKING:
-    from packstore.core.column import Column
+    from packstore.core.columns import Column
     from packstore.core.errors import Answer, UsageError
     from packstore.core.manifest import Manifest
     from packstore.packing.header_survey import HeaderSurvey
@@ -513,7 +513,7 @@ def sample_keys(source: Source, survey: Survey) -> list[str]:
 def user_columns(columns: Sequence[Column]) -> list[Column]:
     """Returns the columns that a user declared. Leaves out columns of links, and companions: lengths, shapes and
     validity of other columns."""
-    from packstore.core.column import LINK_COLUMNS, without_companions
+    from packstore.core.columns import LINK_COLUMNS, without_companions
 
     hidden = {column.name for column in LINK_COLUMNS}
     return [column for column in without_companions(columns) if column.name not in hidden]

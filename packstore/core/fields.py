@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from operator import index as as_index
 from typing import Literal, cast
 
-from packstore.core.column import INTERNAL, ITEM_SIZE, Column
 from packstore.core.column_types.base import Field as Field
 from packstore.core.column_types.numbers import Boxes as Boxes
 from packstore.core.column_types.numbers import Keypoints as Keypoints
@@ -24,6 +23,7 @@ from packstore.core.column_types.pictures import MASK_DTYPES, VOLUME_DTYPES, Pic
 from packstore.core.column_types.pictures import Image as Image
 from packstore.core.column_types.pictures import Images as Images
 from packstore.core.column_types.pictures import Mask as Mask
+from packstore.core.columns import INTERNAL, ITEM_SIZE, Column
 from packstore.core.errors import ManifestError, UsageError, printable
 from packstore.core.registry import COLUMN_TYPES
 
@@ -93,7 +93,7 @@ def parse_field(name: str, declared: Field | str) -> Field:
         if declared in ITEM_SIZE:
             return Array(declared)
         if declared in COLUMN_TYPES and (made := COLUMN_TYPES[declared].field) is not None:
-            return cast(Field, made())
+            return cast("Field", made())
     elif isinstance(declared, Field):
         return declared
     known = ", ".join([*(name for name in COLUMN_TYPES if COLUMN_TYPES[name].field is not None), *ITEM_SIZE])

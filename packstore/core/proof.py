@@ -38,9 +38,8 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from packstore.core.column import DERIVED, Column
-from packstore.core.column import ROW_CHECKSUM as ROW_CHECKSUM
-from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, LazyArray, LazyRagged, Ragged
+from packstore.core.columns import DERIVED, NUMPY_DTYPE, Buffer, Column, ColumnData, LazyArray, LazyRagged, Ragged
+from packstore.core.columns import ROW_CHECKSUM as ROW_CHECKSUM
 from packstore.core.errors import ROW_CHECKSUM_NOUN, CorruptRecordError, StoreError
 
 _NOT_IN_ROWS = ("image", "checksum", ROW_CHECKSUM.name, *DERIVED)

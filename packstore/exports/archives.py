@@ -24,7 +24,7 @@ from typing import IO, Any, ClassVar
 import numpy as np
 from xxhash import xxh3_128_hexdigest
 
-from packstore.core.column import Column
+from packstore.core.columns import Column
 from packstore.core.files import drop, open_file
 from packstore.exports.base import Export, Record, can_be_lines, name_shard, safe_name, shorten_name
 from packstore.exports.folder import FilesExport, image_file

@@ -22,8 +22,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from packstore.core.column import Column
-from packstore.core.columns import NUMPY_DTYPE
+from packstore.core.columns import NUMPY_DTYPE, Column
 from packstore.core.files import beyond_standard_streams
 from packstore.core.manifest import Manifest
 from packstore.exports.base import BLOCK_BYTES, Export, Record, can_be_strings, name_shard

@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_hexdigest
 
-from packstore.core.column import Column, list_user_columns
-from packstore.core.columns import from_stored
+from packstore.core.columns import Column, from_stored, list_user_columns
 from packstore.core.files import drop, open_file, sync_tree
 from packstore.core.manifest import Manifest
 from packstore.images.sniff import image_suffix

@@ -19,8 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from packstore.core.column import Column
-from packstore.core.columns import NUMPY_DTYPE
+from packstore.core.columns import NUMPY_DTYPE, Column
 from packstore.core.errors import UsageError
 from packstore.core.files import sync_directory
 from packstore.exports.base import Export, Record, name_folder

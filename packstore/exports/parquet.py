@@ -20,8 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.column import Column
-from packstore.core.columns import NUMPY_DTYPE
+from packstore.core.columns import NUMPY_DTYPE, Column
 from packstore.core.errors import UsageError
 from packstore.core.fields import BOXES_ARE
 from packstore.core.manifest import Manifest

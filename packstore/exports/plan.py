@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
 from packstore import __version__
-from packstore.core.column import UPRIGHT
-from packstore.core.columns import NUMPY_DTYPE, ImageData
+from packstore.core.columns import NUMPY_DTYPE, UPRIGHT, ImageData
 from packstore.core.errors import DecodeError, ManifestError, SampleError, StoreError, UsageError, printable
 from packstore.core.files import device_and_inode, free_bytes, refuse_nested_paths, sync_directory, sync_file, writing
 from packstore.core.manifest import Column, Manifest

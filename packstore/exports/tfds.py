@@ -17,9 +17,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from packstore.core.column import Column
 from packstore.core.column_types.pictures import frame
-from packstore.core.columns import NUMPY_DTYPE
+from packstore.core.columns import NUMPY_DTYPE, Column
 from packstore.exports.base import Export, Record, can_be_lines, has_varying_shapes
 from packstore.sources.records.wire import PACKED, frame_record, write_example
 from packstore.stores.export_manifest import ExportManifest

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.column import Column
+from packstore.core.columns import Column
 from packstore.core.errors import DecodeError, ManifestError, UsageError
 from packstore.core.modes import RGB, Mode, mode_of, parse_mode
 from packstore.core.options import check_numbers

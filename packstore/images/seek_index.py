@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from packstore.core.column import SEEK_INDEX
+from packstore.core.columns import SEEK_INDEX
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column
 from packstore.images.engine import engine_problem, get_engine

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.column import UPRIGHT, is_moved
-from packstore.core.columns import from_stored, shape_to_stored, to_stored
+from packstore.core.columns import UPRIGHT, from_stored, is_moved, shape_to_stored, to_stored
 from packstore.core.manifest import Column
 from packstore.images.masks import decode_mask, open_mask, read_mask_header
 from packstore.images.orientation import swaps_sides, turn_points, upright

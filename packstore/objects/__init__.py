@@ -21,12 +21,12 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from packstore.core.errors import UsageError
 from packstore.objects.agent import AT_ONCE, Agent, get_agent_if_forked
+from packstore.objects.connection import ConflictError as ConflictError
+from packstore.objects.connection import MissingObjectError as MissingObjectError
+from packstore.objects.connection import ObjectInfo as ObjectInfo
+from packstore.objects.connection import ParsedUrl, parse_url
+from packstore.objects.connection import RemoteError as RemoteError
 from packstore.objects.direct import Direct
-from packstore.objects.location import ConflictError as ConflictError
-from packstore.objects.location import MissingObjectError as MissingObjectError
-from packstore.objects.location import ObjectInfo as ObjectInfo
-from packstore.objects.location import ParsedUrl, parse_url
-from packstore.objects.location import RemoteError as RemoteError
 
 P = ParamSpec("P")
 Result = TypeVar("Result")

@@ -20,8 +20,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from packstore.objects.connection import ParsedUrl, RemoteError
 from packstore.objects.direct import Direct
-from packstore.objects.location import ParsedUrl, RemoteError
 
 AT_ONCE = {"stream": 1, "list": 256}
 """Values sent at once, for the methods that yield values."""

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from packstore.core.errors import UsageError, printable
 from packstore.core.files import sync_directory, sync_file
 from packstore.objects import connection
-from packstore.objects.connection import connect
-from packstore.objects.location import ConflictError, MissingObjectError, ObjectInfo, ParsedUrl, RemoteError
+from packstore.objects.connection import ConflictError, MissingObjectError, ObjectInfo, ParsedUrl, RemoteError, connect
 
 if TYPE_CHECKING:
     from obstore import GetOptions

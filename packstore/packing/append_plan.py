@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from packstore.core.column import CROWD, SEEK_INDEX
+from packstore.core.columns import CROWD, SEEK_INDEX
 from packstore.core.errors import SourceError, StoreError, UsageError, join_names, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress

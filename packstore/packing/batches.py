@@ -12,13 +12,11 @@ from typing import Any
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from packstore.core.column import LINK_COLUMNS, SEEK_INDEX, Column, Link
-from packstore.core.columns import Buffer, ImageData
+from packstore.core.columns import LINK_COLUMNS, SEEK_INDEX, Buffer, Column, ImageData, Link
 from packstore.core.errors import CorruptRecordError, SampleError, SourceError, UsageError, printable
 from packstore.core.files import FileState, Location
-from packstore.core.manifest import Skipped
+from packstore.core.manifest import Skipped, Tally
 from packstore.core.parallel import ordered_flat_map
-from packstore.core.tally import Tally
 from packstore.images.seek_index import make_indexes
 from packstore.packing.encoding import EXIF_ORIENTED
 from packstore.packing.plan import Plan, ShardCuts

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.column import LINK_LENGTH, SEEK_INDEX, join_hidden_boxes
-from packstore.core.columns import Buffer
+from packstore.core.columns import LINK_LENGTH, SEEK_INDEX, Buffer, join_hidden_boxes
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import check_space, sync_file_system, writing
 from packstore.core.manifest import Column, Manifest, Origin
@@ -47,7 +46,7 @@ from packstore.stores.places.local import Staging
 from packstore.stores.places.owned import list_owned_files, remove_unfinished
 from packstore.stores.places.work import KEPT
 from packstore.stores.proven import DamagedCopies
-from packstore.stores.remote.objects import fetch_shard_manifest
+from packstore.stores.remote_objects import fetch_shard_manifest
 
 LinkGetter = Callable[[Reader, NDArray[np.int64]], dict[str, Any]]
 """Returns the links of some records of a store, as values by column."""

@@ -16,11 +16,10 @@ import numpy as np
 from packstore.core.errors import UsageError
 from packstore.core.fields import Field, parse_fields
 from packstore.core.files import check_space
-from packstore.core.manifest import Manifest, Skipped
+from packstore.core.manifest import Manifest, Skipped, Tally
 from packstore.core.options import argument, option, progress_option, take_options, takes
 from packstore.core.progress import ProgressCallback, no_progress, progress_callback
 from packstore.core.registry import import_and_call
-from packstore.core.tally import Tally
 from packstore.core.urls import check_paths, location
 from packstore.images.losses import UNIFIED
 from packstore.images.orientation import readers_transpose

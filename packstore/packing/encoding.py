@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from packstore.core.column import Column, find_file_columns
-from packstore.core.columns import Buffer
+from packstore.core.columns import Buffer, Column, find_file_columns
 from packstore.core.errors import DecodeError, SampleError, SourceError, UsageError, printable
 from packstore.core.manifest import Manifest
 from packstore.core.modes import RGB, Mode, is_reading_option, mode_of, parse_mode, with_dtype

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from packstore.core.column import FRAMES, STORED, UPRIGHT, is_moved, without_companions
+from packstore.core.columns import FRAMES, STORED, UPRIGHT, is_moved, without_companions
 from packstore.core.errors import AmbiguousSourceError, Answer, DecodeError, SampleError, UsageError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.images.orientation import keeps_exif, read_annotation_orientation, swaps_sides

@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
-from packstore.core.column import LINK_COLUMNS
+from packstore.core.columns import LINK_COLUMNS
 from packstore.core.errors import StoreError, UsageError, join_names, printable
 from packstore.core.files import refuse_nested_paths
 from packstore.core.manifest import Column, Manifest

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.column import LINK_COLUMNS, SEEK_INDEX
+from packstore.core.columns import LINK_COLUMNS, SEEK_INDEX
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import FileState
 from packstore.core.manifest import Column, Manifest

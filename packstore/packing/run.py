@@ -17,15 +17,13 @@ import numpy as np
 import xxhash
 
 import packstore
-from packstore.core.column import CHECKSUM, KEY, LINK_COLUMNS, SEEK_INDEX
-from packstore.core.columns import NUMPY_DTYPE
+from packstore.core.columns import CHECKSUM, KEY, LINK_COLUMNS, NUMPY_DTYPE, SEEK_INDEX
 from packstore.core.errors import SampleError, SourceError, StoreError, printable
-from packstore.core.manifest import Column, Manifest, Origin
+from packstore.core.manifest import Column, Manifest, Origin, Tally
 from packstore.core.modes import is_reading_option
 from packstore.core.parallel import ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.core.proof import ROW_CHECKSUM
-from packstore.core.tally import Tally
 from packstore.images.reading import EXPECTED
 from packstore.packing.batches import (
     DECODE_BYTES,

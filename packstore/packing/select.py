@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from packstore.core.column import LINK_COLUMNS
+from packstore.core.columns import LINK_COLUMNS
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import refuse_nested_paths
 from packstore.core.findings import records_to_drop

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from packstore.core.column import Column, find_file_columns
-from packstore.core.columns import NUMPY_DTYPE, shape_to_stored, to_stored
+from packstore.core.columns import NUMPY_DTYPE, Column, find_file_columns, shape_to_stored, to_stored
 from packstore.core.errors import DecodeError, SampleError, UsageError, printable
 from packstore.core.modes import RGB
 from packstore.core.registry import ENCODINGS

@@ -11,9 +11,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from packstore.core.column import read_row_classes
 from packstore.core.column_types.forms import RowClasses
-from packstore.core.columns import Buffer
+from packstore.core.columns import Buffer, read_row_classes
 from packstore.core.errors import DecodeError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.images.decoders import get_decoder

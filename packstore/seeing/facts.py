@@ -9,8 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.column import FLAGS, list_user_columns
-from packstore.core.columns import Ragged
+from packstore.core.columns import FLAGS, Ragged, list_user_columns
 from packstore.core.errors import CacheError, PackstoreError, UnreachableError
 from packstore.core.manifest import Column, Manifest
 from packstore.images.orientation import read_orientation, readers_transpose, swaps_sides

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.column import INTERNAL
+from packstore.core.columns import INTERNAL
 from packstore.core.errors import UsageError
 from packstore.images.sniff import HeaderError
 from packstore.seeing.augment_text import list_operation_names, parse_options

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from packstore.core.column import CROWD
+from packstore.core.columns import CROWD
 from packstore.core.errors import AmbiguousSourceError, PackstoreError, SourceError, UsageError, printable
 from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, no_progress

@@ -17,7 +17,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from packstore.core.column import without_companions
+from packstore.core.columns import without_companions
 from packstore.core.errors import AmbiguousSourceError, Answer, PackstoreError, SourceError, printable
 from packstore.core.urls import UrlPath
 from packstore.sources.annotations import NAMES_IMAGES, NO_ANNOTATION, find_image_companions, find_other_annotations

@@ -274,7 +274,7 @@ class Survey:
             The others are the columns of :attr:`sampled` with their companions.
         encoding: Encoding of the images that :meth:`Source.read` returns. ``original`` for image files, the dtype for
             arrays ``(H, W, C)``, its own encoding for a store.
-        mode: Name of the mode of arrays, as in :attr:`packstore.core.column.Column.mode`; None for RGB of 8 bits.
+        mode: Name of the mode of arrays, as in :attr:`packstore.core.columns.Column.mode`; None for RGB of 8 bits.
         shape: Shape that all arrays share, or None for files and ragged stores.
         size_bytes: Bytes of all main images in the source.
         size_counts: Number of images by size, rounded up by :func:`round_up_size`. Formats that pad images use it to

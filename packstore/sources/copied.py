@@ -24,7 +24,7 @@ from packstore.sources.base import Entry, Sample, Source, Survey
 from packstore.sources.remote import RemotePath
 from packstore.sources.wrapped import WrappedSource
 from packstore.stores.linked import derive_object_state
-from packstore.stores.remote.objects import cached_copy_key, open_cached_copy_of
+from packstore.stores.remote_objects import cached_copy_key, open_cached_copy_of
 
 _AT_ONCE = 4
 

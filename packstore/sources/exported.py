@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.column import Column, without_companions
-from packstore.core.columns import NUMPY_DTYPE, ImageData, shape_to_stored, to_stored
+from packstore.core.columns import NUMPY_DTYPE, Column, ImageData, shape_to_stored, to_stored, without_companions
 from packstore.core.errors import ManifestError, SampleError, SourceError, StoreError, printable
 from packstore.core.fields import Field
 from packstore.core.files import Location

@@ -26,8 +26,7 @@ from packstore.sources.records.wire import Message
 from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import Row, RowSource, in_packing_order
 from packstore.sources.splits import find_split
-from packstore.stores.lmdb.nodes import PageError, TreeEntry
-from packstore.stores.lmdb.pages import DATA_FILE, Pages
+from packstore.stores.lmdb.pages import DATA_FILE, PageError, Pages, TreeEntry
 from packstore.stores.pth.pickle_machine import PickleError, interpret_plain_pickle
 
 _MAGIC = b"\xde\xc0\xef\xbe\x01\0\0\0"

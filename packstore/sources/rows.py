@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from packstore.core.column import CROWD
+from packstore.core.columns import CROWD
 from packstore.core.errors import SampleError, SourceError, UsageError, printable
 from packstore.core.fields import Field, Labels
 from packstore.core.files import Location

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from packstore.core.column import Column
+from packstore.core.columns import Column
 from packstore.core.errors import SampleError, UsageError, printable
 from packstore.core.fields import (
     RESERVED,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.column import ITEM_SIZE
+from packstore.core.columns import ITEM_SIZE
 from packstore.core.errors import SourceError
 from packstore.core.fields import Array, Bytes, Field, Json, Label, Text
 from packstore.core.plainjson import load_json

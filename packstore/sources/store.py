@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.column import INTERNAL
-from packstore.core.columns import Buffer, ImageData
+from packstore.core.columns import INTERNAL, Buffer, ImageData
 from packstore.core.errors import SourceError, printable
 from packstore.core.files import Location
 from packstore.core.manifest import Column, Manifest
@@ -23,9 +22,8 @@ from packstore.sources.refusals import first_bytes
 from packstore.stores import Reader
 from packstore.stores.format import Format
 from packstore.stores.linked import read_link_values
-from packstore.stores.mapped import find_file_offset
 from packstore.stores.opening import START_BYTES, holds_store, looks_like_store, open_reader, recognise_store
-from packstore.stores.parts import as_image_array
+from packstore.stores.parts import as_image_array, find_file_offset
 from packstore.stores.proven import Proven
 
 _CHUNK = 4096

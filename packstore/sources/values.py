@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.column import ITEM_SIZE
+from packstore.core.columns import ITEM_SIZE
 from packstore.core.errors import printable
 from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Images, Json, Keypoints, Label, Labels, Mask, Text
 from packstore.core.files import open_regular

@@ -198,7 +198,7 @@ def link_shards(parts: ShardList, directory: Path, format: Format) -> int:
             os.mkdir(name)  # noqa: PTH102 - thousands of times, and a Path takes longer than the call
             name = f"{name}/{file}"
         if isinstance(place, UrlPath):
-            from packstore.stores.remote.objects import download_shard
+            from packstore.stores.remote_objects import download_shard
 
             download_shard(place, Path(name), digest)
             copied += 1

@@ -14,8 +14,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.column import LINK_LENGTH
-from packstore.core.columns import Buffer, Ragged, WholeColumn
+from packstore.core.columns import LINK_LENGTH, Buffer, Ragged, WholeColumn
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import device_and_inode, writing
 from packstore.core.manifest import Column, Manifest, Skipped

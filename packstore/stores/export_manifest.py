@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from packstore.core.column import INTERNAL, Column
-from packstore.core.columns import NUMPY_DTYPE
+from packstore.core.columns import INTERNAL, NUMPY_DTYPE, Column
 from packstore.core.errors import ManifestError
 from packstore.core.files import open_regular
 from packstore.core.manifest import MAX_JSON_BYTES, Manifest

@@ -1,6 +1,6 @@
 """Linked stores: all columns but the images, which stay in the files that they were packed from.
 
-Each record has the location of its image, see :data:`packstore.core.column.LINK_COLUMNS`.
+Each record has the location of its image, see :data:`packstore.core.columns.LINK_COLUMNS`.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class LinkedFiles:
 
     def _fetch(self, url: str) -> LinkedFile:
         """Fetches an object into the cache and maps its copy."""
-        from packstore.stores.remote.objects import open_cached_copy
+        from packstore.stores.remote_objects import open_cached_copy
 
         path = UrlPath(url)
         try:

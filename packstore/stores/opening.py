@@ -84,7 +84,7 @@ def _is_copy_of_url(path: Path) -> bool:
     """Returns whether a directory is a plain copy of the objects of a store at a URL."""
     if not (path / "versions").is_dir():
         return False
-    from packstore.stores.remote.objects import VERSIONS, parse_version_number
+    from packstore.stores.remote_objects import VERSIONS, parse_version_number
 
     return any(parse_version_number(VERSIONS + file.name) for file in path.glob(f"{VERSIONS}*.json"))
 
@@ -117,7 +117,7 @@ def open_reader(path: Path) -> Records:
     Raises :class:`StoreError` if there is no valid store.
     """
     if isinstance(path, UrlPath):
-        from packstore.stores.remote.opening import open_remote
+        from packstore.stores.remote_shards import open_remote
 
         return Records(open_remote(path))
     format = recognise_store(path)
@@ -139,7 +139,7 @@ def read_manifest(path: Path) -> Manifest:
     Raises :class:`StoreError` if there is no store with a valid manifest.
     """
     if isinstance(path, UrlPath):
-        from packstore.stores.remote.opening import read_remote_manifest
+        from packstore.stores.remote_shards import read_remote_manifest
 
         return read_remote_manifest(path)
     format = recognise_store(path)

@@ -25,7 +25,7 @@ from packstore.stores.parts import Fault, Lens, Part, Problem, Rows, as_image_ar
 
 if TYPE_CHECKING:
     from packstore.cache import Cache
-    from packstore.stores.remote.objects import RemoteHead
+    from packstore.stores.remote_objects import RemoteHead
 
 _T = TypeVar("_T")
 _FEWEST_TOGETHER = 64

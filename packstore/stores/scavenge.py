@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from packstore.core.columns import NUMPY_DTYPE, OFFSET, Buffer, ColumnData, Ragged
 from packstore.core.errors import ManifestError, PackstoreError, StoreError
 from packstore.core.manifest import Column, Manifest
-from packstore.stores.mapped import map_column
-from packstore.stores.parts import Rows
+from packstore.stores.parts import Rows, map_column
 
 
 @dataclass(slots=True)

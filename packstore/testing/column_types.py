@@ -18,9 +18,8 @@ from PIL import Image
 from packstore import PackedDataset, PackedLoader, UsageError, augment
 from packstore.checking.audit import audit
 from packstore.checking.verification import verify
-from packstore.core.column import CHECKSUM, KEY, Column
 from packstore.core.column_types.base import ColumnType
-from packstore.core.columns import NUMPY_DTYPE, from_stored, shape_to_stored, to_stored
+from packstore.core.columns import CHECKSUM, KEY, NUMPY_DTYPE, Column, from_stored, shape_to_stored, to_stored
 from packstore.core.errors import StoreError
 from packstore.core.fields import Field
 from packstore.core.findings import list_kinds

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from packstore.checking.verification import verify
-from packstore.core.column import CHECKSUM, KEY
-from packstore.core.columns import NUMPY_DTYPE
+from packstore.core.columns import CHECKSUM, KEY, NUMPY_DTYPE
 from packstore.core.errors import SampleError, UsageError
 from packstore.core.manifest import Manifest, Origin
 from packstore.core.registry import ENCODINGS

@@ -21,8 +21,7 @@ import pytest
 import xxhash
 from numpy.typing import NDArray
 
-from packstore.core.column import ITEM_SIZE, ROW_CHECKSUM
-from packstore.core.columns import NUMPY_DTYPE, Ragged
+from packstore.core.columns import ITEM_SIZE, NUMPY_DTYPE, ROW_CHECKSUM, Ragged
 from packstore.core.manifest import Column, Manifest, Origin, Skipped
 from packstore.stores import Reader, StoreBuilder, format_of
 

@@ -15,8 +15,8 @@ import xxhash
 
 from packstore.core.columns import Ragged
 from packstore.core.errors import DestinationError, StoreError
+from packstore.core.manifest import Tally
 from packstore.core.registry import FORMATS
-from packstore.core.tally import Tally
 from packstore.stores import is_store, open_store
 from packstore.stores.format import Format
 from packstore.stores.places import resuming as journal

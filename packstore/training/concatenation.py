@@ -16,14 +16,13 @@ from packstore.core.errors import UsageError
 from packstore.core.options import check_numbers, refuse_numbers, whole_number
 from packstore.core.urls import location
 from packstore.stores import Reader
-from packstore.stores.joined import JoinedTable, join_stores
-from packstore.stores.lenses import unify_encodings
+from packstore.stores.lenses import JoinedTable, join_stores, unify_encodings
 from packstore.training.crowds import leave_out_crowds
 from packstore.training.dataset import PackedDataset, open_checked
 from packstore.training.mixture import FetchedShards, Mixture, apportion
 
 if TYPE_CHECKING:
-    from packstore.stores.remote.objects import RemoteHead
+    from packstore.stores.remote_objects import RemoteHead
 
 _Path = str | os.PathLike[str]
 

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.column import Column, find_crowd_column
-from packstore.core.columns import Buffer, from_stored
+from packstore.core.columns import Buffer, Column, find_crowd_column, from_stored
 from packstore.core.manifest import Manifest
 from packstore.stores.parts import Lens, Rows
 from packstore.stores.records import Records

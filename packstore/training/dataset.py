@@ -45,7 +45,7 @@ from packstore.training.pictures import check_pil_mode
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from packstore.stores.remote.objects import RemoteHead
+    from packstore.stores.remote_objects import RemoteHead
     from packstore.training.mixture import Mixture
 
 Output = Literal["tensor", "pil", "numpy", "bytes", "dict", "tv_tensors"]
@@ -451,7 +451,7 @@ def open_checked(path: Path, checksums: Checksums, head: RemoteHead | None = Non
     advice, if a file is missing or the store does not open.
     """
     if head is not None:
-        from packstore.stores.remote.opening import reopen_remote
+        from packstore.stores.remote_shards import reopen_remote
 
         return with_checksums(Records(reopen_remote(UrlPath(path), head)), checksums)
     reader = with_checksums(open_reader(path), checksums)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from packstore.core.column import find_class_column, list_user_columns
+from packstore.core.columns import find_class_column, list_user_columns
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column, Manifest
 from packstore.core.options import check_bools, show_value

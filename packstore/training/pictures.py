@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.column import SEEK_INDEX
-from packstore.core.columns import Buffer
+from packstore.core.columns import SEEK_INDEX, Buffer
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, StoreError, UsageError, printable
 from packstore.core.manifest import Column, Normalization
 from packstore.core.modes import Mode

@@ -732,7 +732,7 @@ TARGETS = (
         (b",", b'"', b"\n", b"\r\n", b"train", b"../"),
     ),
     Target("shards", _shards, (PackstoreError,), ("shards.py",)),
-    Target("manifest", _manifest, (PackstoreError,), ("manifest.py", "core/column.py"), _repair_manifest),
+    Target("manifest", _manifest, (PackstoreError,), ("manifest.py", "core/columns.py"), _repair_manifest),
     Target(
         "export",
         _export,
@@ -740,14 +740,9 @@ TARGETS = (
         ("stores/export_manifest.py", "sources/exported.py"),
         _repair_export,
     ),
-    Target("offsets", _offsets, (), ("mapped.py",)),
+    Target("offsets", _offsets, (), ("stores/parts.py",)),
     Target("torch_pickle", unpickle, (PickleError,), ("pth/pickles.py", "pickle_machine.py")),
     Target("pth", _store("s.pth"), (PackstoreError,), ("pth/zip.py", "pth/pickles.py", "pth/store.py")),
-    Target(
-        "lmdb",
-        _store("s.lmdb"),
-        (PackstoreError,),
-        ("lmdb/nodes.py", "lmdb/pages.py", "lmdb/store.py"),
-    ),
-    Target("hdf5", _store("s.h5"), (PackstoreError,), ("hdf5/file.py", "hdf5/heap.py", "hdf5/store.py"), _repair_hdf5),
+    Target("lmdb", _store("s.lmdb"), (PackstoreError,), ("lmdb/pages.py", "lmdb/store.py")),
+    Target("hdf5", _store("s.h5"), (PackstoreError,), ("hdf5/file.py", "hdf5/store.py"), _repair_hdf5),
 )  # fmt: skip

@@ -186,7 +186,7 @@ class TestView:
             assert "no connection" in answer.json()["error"]
             assert ask(client, "/api/store")["marks"] == {}
             without.undo()
-            monkeypatch.setattr("packstore.stores.remote.shards._AGAIN_SECONDS", 0)
+            monkeypatch.setattr("packstore.stores.remote_shards._AGAIN_SECONDS", 0)
             assert client.get("/thumbnail/96/0").status == 200
 
     def test_no_credentials_are_in_any_answer(self, url: UrlPath, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +233,7 @@ def test_a_failed_fetch_is_not_tried_again_at_once(url: UrlPath, fetched: list[s
                 reader.read(0)
             assert not isinstance(caught.value, UnreachableError)
         assert len(fetched) == 3
-        monkeypatch.setattr("packstore.stores.remote.shards._AGAIN_SECONDS", 0)
+        monkeypatch.setattr("packstore.stores.remote_shards._AGAIN_SECONDS", 0)
         with pytest.raises(StoreError, match="came damaged"):
             reader.read(0)
         assert len(fetched) == 6

@@ -121,7 +121,7 @@ def test_a_disk_that_others_fill_is_shared(
     assert trained(local, url, fill) == 2 * RECORDS // 4
     room = nbytes
     shutil.rmtree(tmp_path / "cache")
-    monkeypatch.setattr("packstore.stores.remote.shards._PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("packstore.stores.remote_shards._PATIENCE_SECONDS", 0.05)
     with pytest.raises(DiskFullError, match=r"the disk of the cache .* is full: an object needs [\d,]+ bytes"):
         trained(local, url)
 

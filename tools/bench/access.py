@@ -24,7 +24,7 @@ from common import interleaved, machine, packstore_command, run_process, table
 
 from packstore import PackedDataset, convert
 from packstore import open as open_store
-from packstore.core.column import CHECKSUM, KEY
+from packstore.core.columns import CHECKSUM, KEY
 from packstore.core.manifest import Column, Manifest, Origin
 from packstore.core.proof import ROW_CHECKSUM
 from packstore.images.decoders import get_decoder

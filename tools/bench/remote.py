@@ -43,7 +43,7 @@ from packstore.core.urls import UrlPath, location
 from packstore.objects import open_objects
 from packstore.stores import open_store
 from packstore.stores.places.remote import create_version, upload_store, upload_table
-from packstore.stores.remote.shards import RemoteShards
+from packstore.stores.remote_shards import RemoteShards
 
 ROOT = Path(__file__).resolve().parents[2]
 AT_ONCE = 4

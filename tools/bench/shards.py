@@ -25,7 +25,7 @@ from statistics import median
 import numpy as np
 from common import machine, table
 
-from packstore.core.column import CHECKSUM, KEY
+from packstore.core.columns import CHECKSUM, KEY
 from packstore.core.errors import ManifestError
 from packstore.core.manifest import Column, Manifest, Origin, Split
 from packstore.core.proof import ROW_CHECKSUM, file_digest, join_records_digests

@@ -100,7 +100,7 @@ from pathlib import Path
 
 from packstore.objects import open_objects
 from packstore.stores.opening import read_manifest
-from packstore.stores.remote.objects import shard_object_names, table_name, version_name
+from packstore.stores.remote_objects import shard_object_names, table_name, version_name
 
 objects, one = open_objects(sys.argv[1]), Path(sys.argv[2])
 table = read_manifest(one).shards

@@ -14,8 +14,7 @@ from xxhash import xxh3_64_intdigest
 from packstore.checking.audit.same import RecordHashes
 from packstore.checking.options import AuditOptions
 from packstore.checking.store_check import decode_files, make_decoder
-from packstore.core.column import find_file_columns
-from packstore.core.columns import Buffer
+from packstore.core.columns import Buffer, find_file_columns
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UnreachableError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.images.decoders import Decoder

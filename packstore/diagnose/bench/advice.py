@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from packstore.core.column import SEEK_INDEX
+from packstore.core.columns import SEEK_INDEX
 from packstore.core.manifest import Manifest
 from packstore.core.registry import FORMATS
 from packstore.diagnose.bench.measure import Clock, SampledRecords, make_loader, measure_loader

@@ -20,7 +20,7 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
-from packstore.core.column import DIFFICULT, UPRIGHT, Column, find_class_column, find_crowd_column
+from packstore.core.columns import DIFFICULT, UPRIGHT, Column, find_class_column, find_crowd_column
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest
 from packstore.exports.base import BLOCK_BYTES, Record

@@ -14,12 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from packstore.core.errors import ManifestError, SampleError, StoreError, UsageError
-from packstore.core.manifest import Manifest
+from packstore.core.manifest import Manifest, sum_tallies
 from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard, shards_to_rows
-from packstore.core.tally import sum_tallies
 from packstore.objects import ObjectStore, open_objects
 from packstore.packing.distribute.runners import LocalRunner, ProcessRunner, RayRunner, Runner
 from packstore.packing.distribute.shared_run import (
@@ -38,7 +37,7 @@ from packstore.stores.format import Format
 from packstore.stores.keys import refuse_duplicates
 from packstore.stores.places.receipts import Receipt
 from packstore.stores.places.remote import check_url, publish_version, read_published, upload_shard
-from packstore.stores.remote.objects import SHARDS, find_newest_version, shard_object_name, shard_object_names
+from packstore.stores.remote_objects import SHARDS, find_newest_version, shard_object_name, shard_object_names
 
 FACTOR = 3.0
 """A straggler has run this many times as long as the median task."""

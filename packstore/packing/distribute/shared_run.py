@@ -20,14 +20,13 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import DestinationError, ManifestError, StoreError, printable
 from packstore.core.files import scratch_folder
-from packstore.core.manifest import Manifest, Normalization
+from packstore.core.manifest import Manifest, Normalization, Tally
 from packstore.core.parallel import default_workers
 from packstore.core.plainjson import encode_with_digest, from_plain, parse_with_digest, sha256_json, to_plain
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.core.proof import file_digest
 from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard
-from packstore.core.tally import Tally
 from packstore.objects import ConflictError, MissingObjectError, ObjectStore
 from packstore.packing.batches import first_label
 from packstore.packing.plan import Plan

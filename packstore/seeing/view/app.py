@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from packstore.core.column import Column
+from packstore.core.columns import Column
 from packstore.core.errors import DecodeError, PackstoreError, StoreError, UsageError, printable
 from packstore.core.findings import list_kinds
 from packstore.core.registry import FORMATS

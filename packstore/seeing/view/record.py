@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.column import read_row_classes
 from packstore.core.column_types.forms import RowClasses, cut_rows, to_json_numbers
+from packstore.core.columns import read_row_classes
 from packstore.core.errors import DecodeError, PackstoreError
 from packstore.core.manifest import Column, Manifest
 from packstore.core.proof import Comparison, Proof

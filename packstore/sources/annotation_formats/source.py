@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from packstore.core.column import CROWD
+from packstore.core.columns import CROWD
 from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError, printable
 from packstore.core.fields import Array, Boxes, Field, Image, Json, Keypoints, Label, Labels, Text
 from packstore.images.orientation import upright_size

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.column import ITEM_SIZE
+from packstore.core.columns import ITEM_SIZE
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Array, Bytes, Field, Image, Label, Mask, Text
 from packstore.core.modes import Mode, mode_of

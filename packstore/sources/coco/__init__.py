@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from packstore.core.column import CROWD
+from packstore.core.columns import CROWD
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Array, Boxes, Field, Image, Json, Keypoints, Label, Labels
 from packstore.sources.annotation_formats.parsing import check_most_match, clean_image_path, match_images, parse_id

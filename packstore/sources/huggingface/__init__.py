@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from packstore.core.column import CROWD, ITEM_SIZE, is_crowd_name
+from packstore.core.columns import CROWD, ITEM_SIZE, is_crowd_name
 from packstore.core.errors import SourceError
 from packstore.core.fields import Boxes, Field, Labels
 from packstore.core.plainjson import load_json

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from packstore.core.column import Column
-from packstore.core.columns import NUMPY_DTYPE
+from packstore.core.columns import NUMPY_DTYPE, Column
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Bytes, Image, Images
 from packstore.core.files import Location

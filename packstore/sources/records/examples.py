@@ -15,8 +15,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from packstore.core.column import Column
-from packstore.core.columns import NUMPY_DTYPE
+from packstore.core.columns import NUMPY_DTYPE, Column
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Boxes, Bytes, Field, Image, Images, Json, Label, Labels, Mask, Text
 from packstore.images.orientation import upright_size

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from packstore.core.column import CROWD
+from packstore.core.columns import CROWD
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Boxes, Field, Json, Keypoints, Label, Labels
 from packstore.sources.beside import join

@@ -18,9 +18,8 @@ from packstore.core.errors import StoreError, printable
 from packstore.core.files import reading
 from packstore.core.manifest import Manifest
 from packstore.stores.format import parse_own_manifest, unreadable_error
-from packstore.stores.hdf5.file import Hdf5File, HeaderMessage
-from packstore.stores.hdf5.heap import Hdf5Error, UnsupportedHdf5Error
-from packstore.stores.mapped import MappedPart, map_column
+from packstore.stores.hdf5.file import Hdf5Error, Hdf5File, HeaderMessage, UnsupportedHdf5Error
+from packstore.stores.parts import MappedPart, map_column
 
 Members = Mapping[str, int | None]
 """Names in a group and the addresses of their objects."""

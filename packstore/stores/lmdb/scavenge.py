@@ -20,12 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64
 
-from packstore.core.column import guess_column
-from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, make_lazy_column, parse_fixed_value
+from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, guess_column, make_lazy_column, parse_fixed_value
 from packstore.core.errors import StoreError
 from packstore.core.manifest import Column
 from packstore.core.proof import column_digest
-from packstore.stores.lmdb.nodes import (
+from packstore.stores.lmdb.pages import (
     BIG,
     BRANCH,
     HEADER,

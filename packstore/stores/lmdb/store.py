@@ -17,10 +17,17 @@ from packstore.core.files import reading
 from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.stores.format import parse_own_manifest, unreadable_error
-from packstore.stores.lmdb.nodes import Gap, PageError, WalkedColumn, WrongSize, find_header_faults
-from packstore.stores.lmdb.pages import DATA_FILE, Pages, RecordLookup
-from packstore.stores.mapped import check_offsets, map_column
-from packstore.stores.parts import Fault, Part, Problem, Spans
+from packstore.stores.lmdb.pages import (
+    DATA_FILE,
+    Gap,
+    PageError,
+    Pages,
+    RecordLookup,
+    WalkedColumn,
+    WrongSize,
+    find_header_faults,
+)
+from packstore.stores.parts import Fault, Part, Problem, Spans, check_offsets, map_column
 
 MANIFEST = "manifest"
 HEADER_BYTES = 1024

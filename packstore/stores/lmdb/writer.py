@@ -6,7 +6,7 @@ Layout:
 - ``b"label"``: a fixed column as ``.npy``
 - ``b"key/bytes"`` (``.npy`` uint8) and ``b"key/offsets"`` (``.npy`` int64, N + 1): a ragged column
 - ``b"mask/%010d" % i``: the bytes of a value, for a fixed or ragged column with an entry per record. Such a column is
-  large, or may have large values: see :attr:`packstore.core.column.Column.one_by_one`.
+  large, or may have large values: see :attr:`packstore.core.columns.Column.one_by_one`.
 - ``b"manifest"``: JSON
 
 Letters sort after digits, so the whole file is written by sorted appends.

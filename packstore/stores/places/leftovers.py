@@ -26,7 +26,7 @@ from packstore.stores.places.work import (
     read_owner,
     work_path,
 )
-from packstore.stores.remote.objects import (
+from packstore.stores.remote_objects import (
     SHARDS,
     TABLES,
     VERSIONS,

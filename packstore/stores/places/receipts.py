@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from packstore.core.errors import ManifestError
+from packstore.core.manifest import Tally
 from packstore.core.plainjson import encode_with_digest, from_plain, parse_with_digest, to_plain
 from packstore.core.shards import ShardTable
-from packstore.core.tally import Tally
 
 _log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from packstore.stores.places.base import ExportDraft, Growth, LostRaceError, Pla
 from packstore.stores.places.owned import read_manifest_of_file, refuse_foreign_names, remove_unfinished
 from packstore.stores.places.receipts import RECEIPT, Receipt, read_receipt
 from packstore.stores.places.work import ADDED, KEPT, WorkDirectory, describe_kept, work_path
-from packstore.stores.remote.objects import (
+from packstore.stores.remote_objects import (
     SHARDS,
     download_shard,
     find_newest_version,

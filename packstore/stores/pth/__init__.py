@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from packstore.core.registry import import_and_call
 from packstore.stores.format import Format
-from packstore.stores.mapped import map_consecutive_images
+from packstore.stores.parts import map_consecutive_images
 
 if TYPE_CHECKING:
     from packstore.stores.scavenge import RecoveredManifest, ScavengedData

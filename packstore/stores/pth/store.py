@@ -36,8 +36,7 @@ from packstore.core.files import drop, open_file, reading
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.stores.format import FileWriter, parse_own_manifest, unreadable_error
-from packstore.stores.mapped import MappedPart, map_column
-from packstore.stores.parts import Problem
+from packstore.stores.parts import MappedPart, Problem, map_column
 from packstore.stores.pth.pickle_machine import PickleError, UnsupportedPickleError
 from packstore.stores.pth.pickles import STORAGE, Call, SavedTensor, Tensor, dump_dict, unpickle
 from packstore.stores.pth.zip import Archive, ZipError, build_padding_field, check_zip, compute_content_start

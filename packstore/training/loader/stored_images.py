@@ -17,8 +17,7 @@ from packstore.images.engine import MODES, Requests
 from packstore.images.orientation import read_orientation, swaps_sides
 from packstore.images.sniff import HeaderError, sniff
 from packstore.stores import Reader
-from packstore.stores.mapped import read_ahead
-from packstore.stores.parts import as_image_array
+from packstore.stores.parts import as_image_array, read_ahead
 from packstore.training.loader.batch_plan import BatchPlan, Header
 from packstore.training.loader.rows import engine_supports, height_width, stored_format
 from packstore.training.pictures import read_seek_indexes, read_stored_bytes, widen_for_torch

@@ -67,7 +67,7 @@ def at(text: str) -> UrlPath:
 def test_a_head_that_is_too_large(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"{place}/x.h5"
     upload_store(local(tmp_path), at(url))
-    monkeypatch.setattr("packstore.stores.remote.objects._MOST_BYTES", 100)
+    monkeypatch.setattr("packstore.stores.remote_objects._MOST_BYTES", 100)
     with pytest.raises(
         StoreError, match=r"versions/000000001.json has more than 100 bytes, so it cannot be a manifest"
     ):

@@ -180,7 +180,7 @@ def test_waiting_for_room_that_another_reader_holds_ends(
     assert table is not None
     monkeypatch.setenv("PACKSTORE_CACHE_SIZE", str(int(table.table["nbytes"][:2].sum())))
     for name in ("_PATIENCE_SECONDS", "_MOST_PATIENCE_SECONDS"):
-        monkeypatch.setattr(f"packstore.stores.remote.shards.{name}", 0.05)
+        monkeypatch.setattr(f"packstore.stores.remote_shards.{name}", 0.05)
     holding = open_store(url)
     held = [holding.view(0), holding.view(len(holding) // 2)]
     with opened(url) as reader:

@@ -1,1 +1,0 @@
-"""Stores at URLs: read through the cache, written as objects that never change."""
