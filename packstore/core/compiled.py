@@ -14,7 +14,7 @@ from packstore.core.errors import EngineError
 Library = TypeVar("Library", bound=ctypes.CDLL)
 
 _INTERFACE = 21
-"""Version of the interface of ``api.c``, to detect an engine that an older version compiled here."""
+"""Version of the interface in ``api.c``, to detect an engine that an older version compiled here."""
 
 FOLDER = Path(__file__).parents[1] / "images" / "engine"
 """Where the engine is compiled, beside its C sources."""
@@ -66,7 +66,7 @@ _FUNCTIONS = {
     "walk_lmdb": "ppnn n",
     "png": "pnpnnni i",
 }
-"""Types of the arguments and, after a space, of the result of each function of ``api.c``: letters of ``_TYPES``."""
+"""Types of the arguments and, after a space, of the result of each function that the engine exports: letters of ``_TYPES``."""
 _WITH_GIL = {"is_plain": "snn i", "locate_lmdb_record": "pnp n"}
 
 

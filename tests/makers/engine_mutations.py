@@ -122,7 +122,7 @@ MUTATIONS = [
     Mutation("jpeg/headers.c", "if (headers->component[i].h != 1 || headers->component[i].v != 1)", "if (0)"),
     Mutation("jpeg/headers.c", "length > nbytes - at - 2)", "0)"),
     # Entropy decoding: C.2 and F.2.2
-    Mutation("jpeg/reader.h", "bits < 1u << size >> 1 ?", "bits <= 1u << size >> 1 ?"),
+    Mutation("jpeg/tables.c", "bits < 1u << size >> 1 ?", "bits <= 1u << size >> 1 ?"),
     Mutation("jpeg/tables.c", "code >= (1 << length) - 1", "code >= (1 << length)"),
     Mutation("jpeg/tables.c", "symbol > DC_BITS", "symbol > 15"),
     Mutation("jpeg/tables.c", "size > AC_BITS", "size > 15"),

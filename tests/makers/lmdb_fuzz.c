@@ -15,6 +15,11 @@
 
 enum { META_DB = 40, MAIN_DB = 88, META_END = 136, ROWS = 64, ASKED = 40, RECORDS = 400 };
 
+void packstore_engine_find_lmdb_value(const struct lmdb_tree *, const uint8_t *, int64_t, struct lmdb_value *);
+int64_t packstore_engine_locate_lmdb_records(const struct lmdb_lookup *, const int64_t *, int64_t, int64_t *, int64_t *,
+                                             struct lmdb_value *);
+int64_t packstore_engine_walk_lmdb(struct lmdb_walk *, struct lmdb_row *, int64_t, int64_t);
+
 static uint64_t state;
 
 static uint64_t any(uint64_t below) /* splitmix64 */
@@ -98,9 +103,9 @@ static void look_up(const struct lmdb_tree *tree, const char *prefix, bool sound
                      : any(2)      ? (int64_t)any(UINT64_MAX)
                      : i && any(2) ? records[i - 1] + 1
                                    : 0;
-    int64_t located = locate_lmdb_records(&lookup, records, ASKED, starts, sizes, &value);
+    int64_t located = packstore_engine_locate_lmdb_records(&lookup, records, ASKED, starts, sizes, &value);
     for (int64_t i = 0; i < ASKED; i++) {
-        bool found = locate_lmdb_records(&lookup, records + i, 1, &start, &size, &value) == 1;
+        bool found = packstore_engine_locate_lmdb_records(&lookup, records + i, 1, &start, &size, &value) == 1;
         if (i <= located)
             require(found == (i < located), "a record alone is not what it is among others");
         if (found) {
@@ -125,7 +130,7 @@ static bool walk(const struct lmdb_tree *tree)
     bool sound = true;
     while (!walk.ended) {
         int64_t room = LMDB_ROWS_OF_ENTRY + (int64_t)any(ROWS - LMDB_ROWS_OF_ENTRY + 1);
-        int64_t count = walk_lmdb(&walk, rows, room, 1 + (int64_t)any(1000));
+        int64_t count = packstore_engine_walk_lmdb(&walk, rows, room, 1 + (int64_t)any(1000));
         require(count <= room, "more rows than there is room for");
         for (int64_t i = 0; i < count; i++) {
             sound &= rows[i].code >= LMDB_ENTRY;
@@ -159,7 +164,7 @@ int main(int count, char **names)
             bool whole = walk(&tree);
             sound += whole;
             look_up(&tree, any(2) ? "" : "mask/", whole);
-            find_lmdb_value(&tree, (const uint8_t *)"manifest", 8, &value);
+            packstore_engine_find_lmdb_value(&tree, (const uint8_t *)"manifest", 8, &value);
             if (!value.code)
                 touch(&tree, value.start, value.size);
             tried++;

@@ -6,11 +6,13 @@
  * A file is a zlib stream. Every buffer is a block of its own on the heap, of exactly the size that the engine is told.
  * Prints how many streams were tried, and how many accepted.
  */
-#include "../../packstore/images/engine/io/io.h"
+#include "../../packstore/images/engine/core/base.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+int packstore_engine_png(const uint8_t *, int64_t, uint8_t *, int64_t, int64_t, int64_t, int);
 
 static uint64_t state;
 
@@ -42,7 +44,7 @@ int main(int count, char **names)
         int64_t line = 1 + (int64_t)any(300), rows = 1 + (int64_t)any(40);
         uint8_t *packed = malloc(nbytes ? (size_t)nbytes : 1), *to = malloc((size_t)((rows + 1) * (line + 1)));
         memcpy(packed, file, (size_t)nbytes);
-        accepted += png_rows(packed, nbytes, to, rows, line, 1 + (int64_t)any(2), any(2)) == DONE;
+        accepted += packstore_engine_png(packed, nbytes, to, rows, line, 1 + (int64_t)any(2), any(2)) == DONE;
         free(packed);
         free(to);
     }

@@ -1,6 +1,6 @@
 /* Answers requests: finds the box of an image that a request needs, decodes it (two JPEG files at a time), and makes
  * the requested output from its pixels. */
-#include "answer.h"
+#include "jpeg/jpeg.h"
 #include "ops/program.h"
 #include "simd/arithmetic.h"
 
@@ -349,10 +349,9 @@ static bool has_room(const struct team *team)
     return !decoder || (team->count < LANES && decoder->input.next_segment == decoder->input.segments);
 }
 
-/* Answers requests; sets `refused` for each that the caller has to answer otherwise. Pixels have three channels or one.
- */
-void answer_all(struct decoder *decoder, const struct request *requests, int64_t count, const struct form *form,
-                int64_t channels, int64_t max_pixels, uint8_t *refused)
+/* Answers requests; sets `refused` for each that the caller has to answer otherwise. */
+static void answer_all(struct decoder *decoder, const struct request *requests, int64_t count, const struct form *form,
+                       int64_t channels, int64_t max_pixels, uint8_t *refused)
 {
     struct team team = {.count = 0};
     int64_t next = 0, shared;
@@ -389,4 +388,33 @@ void answer_all(struct decoder *decoder, const struct request *requests, int64_t
     }
     trim_buffers(&decoder->worker.scratch);
     trim_buffers(&decoder->second->worker.scratch);
+}
+
+/* Answers requests; sets `refused` for each that the caller has to answer otherwise, such as images of more than
+ * `max_pixels`. Pixels have three channels, or one: the luma of JPEG files. Returns the number of images whose
+ * checkpoints belong to another file; these are decoded without. */
+EXPORT int64_t packstore_engine_run(struct decoder *decoder, const struct request *requests, int64_t count,
+                                    const struct form *form, int64_t channels, int64_t max_pixels, uint8_t *refused)
+{
+    decoder->input.unindexed = decoder->second->input.unindexed = 0;
+    answer_all(decoder, requests, count, form, channels, max_pixels, refused);
+    return decoder->input.unindexed + decoder->second->input.unindexed;
+}
+
+/* Decodes all pixels of a file that packstore_engine_size() accepts: (height, width, 3). */
+EXPORT int packstore_engine_whole(struct decoder *decoder, const uint8_t *file, int64_t nbytes, int64_t height,
+                                  int64_t width, int64_t max_pixels, uint8_t *to)
+{
+    const struct form form = {.from = UINT8, .to = UINT8};
+    struct box whole = {0, 0, height, width};
+    struct request request = {.source = file,
+                              .nbytes = nbytes,
+                              .box = whole,
+                              .size_height = height,
+                              .size_width = width,
+                              .window = whole,
+                              .to = to};
+    uint8_t refused;
+    answer_all(decoder, &request, 1, &form, 3, max_pixels, &refused);
+    return refused ? REFUSED : DONE;
 }

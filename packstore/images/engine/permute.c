@@ -30,6 +30,13 @@ INLINE void permute_of(int64_t *values, int64_t count, uint32_t length, int shif
         while (values[i] >= length)
             values[i] = encrypt((uint32_t)values[i], shift, radix, keys);
 }
-BOTH_LOOPS(VECTORS, void, permute,
+BOTH_LOOPS(void, permute,
            (int64_t *values, int64_t count, uint32_t length, int shift, uint32_t radix, const uint32_t *keys),
            permute_of(values, count, length, shift, radix, keys))
+
+/* Replaces each of `count` values by its place in a permutation of 0 to length - 1. */
+EXPORT void packstore_engine_permute(int64_t *values, int64_t count, uint32_t length, int shift, uint32_t radix,
+                                     const uint32_t *keys)
+{
+    choose_kernels(false)->permute(values, count, length, shift, radix, keys);
+}

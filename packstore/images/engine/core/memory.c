@@ -1,5 +1,5 @@
 /* Memory that grows and is used again. */
-#include "memory.h"
+#include "base.h"
 
 #include <stdlib.h>
 

@@ -1,6 +1,5 @@
 /* What is wanted of an image. packstore/images/engine/requests.py has the same structures. */
-#ifndef PACKSTORE_REQUESTS_H
-#define PACKSTORE_REQUESTS_H
+#pragma once
 
 #include "base.h"
 
@@ -60,5 +59,3 @@ struct task {
     uint8_t *refused;
     int64_t sharing; /* requests, with this one, that follow one another and take the same JPEG file; else 0 */
 };
-
-#endif

@@ -1,5 +1,5 @@
 /* Reads many small files or headers in one call: separate calls from Python take longer than the reading. */
-#include "io.h"
+#include "../core/base.h"
 
 #if !defined(_WIN32)
 
@@ -65,8 +65,8 @@ static enum outcome read_file(int directory, const char *name, int64_t nbytes, i
 
 /* Reads `count` files one after the other. `names` has a zero byte after each name. Sets `refused` for each file that
  * has changed since it was listed or cannot be read; the caller finds out why. */
-void read_files(int directory, const char *names, int64_t count, const int64_t *sizes, const int64_t *modified,
-                uint8_t *to, uint8_t *refused)
+EXPORT void packstore_engine_read_files(int directory, const char *names, int64_t count, const int64_t *sizes,
+                                        const int64_t *modified, uint8_t *to, uint8_t *refused)
 {
     for (int64_t n = 0; n < count; n++) {
         refused[n] = read_file(directory, names, sizes[n], modified[n], to) != DONE;
@@ -159,7 +159,8 @@ static enum outcome parse_pax(const char *at, const char *end, char *name, int64
  * `end`. Writes offset and size of the data (-1 for a directory) and time of modification of each to `facts`, and its
  * name with a zero byte after it to `names`, TAR_NAME bytes at most. Stops at the first other header. Returns the
  * number of members. */
-int64_t scan_tar(int file, int64_t at, int64_t end, int64_t most, int64_t (*facts)[3], char *names)
+EXPORT int64_t packstore_engine_scan_tar(int file, int64_t at, int64_t end, int64_t most, int64_t (*facts)[3],
+                                         char *names)
 {
     char block[TAR_BLOCK], fields[TAR_BLOCK];
     int64_t count = 0;
@@ -189,7 +190,7 @@ int64_t scan_tar(int file, int64_t at, int64_t end, int64_t most, int64_t (*fact
 
 /* Writes size, time of modification and time of change of `count` files; follows links. Three zeros for a missing name,
  * -1 and two zeros for anything but a file. `names` has a zero byte after each name. */
-void stat_files(int directory, const char *names, int64_t count, int64_t *facts)
+EXPORT void packstore_engine_stat_files(int directory, const char *names, int64_t count, int64_t *facts)
 {
     for (int64_t n = 0; n < count; n++) {
         struct stat found;
@@ -208,7 +209,7 @@ void stat_files(int directory, const char *names, int64_t count, int64_t *facts)
 /* Lists an open directory: writes names of directories, and of links to them, to `folders`, all other names to `files`,
  * each with a zero byte after it. `sizes` receives the bytes that both lists take; names beyond `capacity` bytes are
  * not written. Returns 0 or an errno. */
-int list_names(int directory, int64_t capacity, char *files, char *folders, int64_t *sizes)
+EXPORT int packstore_engine_list_names(int directory, int64_t capacity, char *files, char *folders, int64_t *sizes)
 {
     char *places[] = {files, folders};
     int own = openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);

@@ -180,7 +180,8 @@ static int64_t search(const struct lmdb_tree *tree, struct key key, struct key p
 }
 
 /* Finds the value of a key. Of a damaged file, checks all nodes on the way, and the header of overflow pages. */
-void find_lmdb_value(const struct lmdb_tree *tree, const uint8_t *key, int64_t key_size, struct lmdb_value *value)
+EXPORT void packstore_engine_find_lmdb_value(const struct lmdb_tree *tree, const uint8_t *key, int64_t key_size,
+                                             struct lmdb_value *value)
 {
     struct leaf leaf;
     int64_t node = search(tree, (struct key){key, key_size}, (struct key){NULL, 0}, -1, true, &leaf, value);
@@ -192,8 +193,9 @@ void find_lmdb_value(const struct lmdb_tree *tree, const uint8_t *key, int64_t k
 
 /* Locates the values of records. Returns their number, or the index of the first that is missing or damaged, for which
  * `value` tells the reason. Does not read overflow pages of sound files. */
-int64_t locate_lmdb_records(const struct lmdb_lookup *lookup, const int64_t *records, int64_t count, int64_t *starts,
-                            int64_t *sizes, struct lmdb_value *value)
+EXPORT int64_t packstore_engine_locate_lmdb_records(const struct lmdb_lookup *lookup, const int64_t *records,
+                                                    int64_t count, int64_t *starts, int64_t *sizes,
+                                                    struct lmdb_value *value)
 {
     const struct lmdb_tree *tree = &lookup->tree;
     struct key prefix = {lookup->prefix, lookup->prefix_size}, key = {lookup->prefix, prefix.size + DIGITS};
@@ -213,7 +215,7 @@ int64_t locate_lmdb_records(const struct lmdb_lookup *lookup, const int64_t *rec
             node = search(tree, key, prefix, record, false, &leaf, value);
         value->code = node ? read_value(tree, leaf.page, node, false, value) : LMDB_MISSING;
         if (value->code) { /* a damaged page can be the reason: search again, with all checks */
-            find_lmdb_value(tree, key.at, key.size, value);
+            packstore_engine_find_lmdb_value(tree, key.at, key.size, value);
             leaf.nodes = 0;
         }
         if (value->code)
@@ -222,6 +224,12 @@ int64_t locate_lmdb_records(const struct lmdb_lookup *lookup, const int64_t *rec
         sizes[n] = value->size;
     }
     return count;
+}
+
+EXPORT int64_t packstore_engine_locate_lmdb_record(const struct lmdb_lookup *lookup, int64_t record,
+                                                   struct lmdb_value *value)
+{
+    return packstore_engine_locate_lmdb_records(lookup, &record, 1, &value->start, &value->size, value);
 }
 
 /* Enters a page of the next level. Returns 1 after it has written its fault to `row`, else 0. */
@@ -286,7 +294,7 @@ static int64_t visit_entry(struct lmdb_walk *walk, uint64_t page, int64_t node, 
 
 /* Walks on through the tree, over up to `most` nodes. Writes a row for each fault, gap and entry that is not expected,
  * at most `room`. Returns the number of rows. The walk ends with `walk->ended`. */
-int64_t walk_lmdb(struct lmdb_walk *walk, struct lmdb_row *rows, int64_t room, int64_t most)
+EXPORT int64_t packstore_engine_walk_lmdb(struct lmdb_walk *walk, struct lmdb_row *rows, int64_t room, int64_t most)
 {
     const struct lmdb_tree *tree = &walk->tree;
     int64_t written = 0;

@@ -1,6 +1,5 @@
 /* What Python and lmdb.c share: packstore/stores/lmdb/pages.py has the same structures and codes. */
-#ifndef PACKSTORE_LMDB_H
-#define PACKSTORE_LMDB_H
+#pragma once
 
 #include "../core/base.h"
 
@@ -70,10 +69,3 @@ struct lmdb_walk {
 struct lmdb_row {
     uint64_t code, a, b, c;
 };
-
-void find_lmdb_value(const struct lmdb_tree *, const uint8_t *key, int64_t key_size, struct lmdb_value *);
-int64_t locate_lmdb_records(const struct lmdb_lookup *, const int64_t *records, int64_t count, int64_t *starts,
-                            int64_t *sizes, struct lmdb_value *);
-int64_t walk_lmdb(struct lmdb_walk *, struct lmdb_row *rows, int64_t room, int64_t most);
-
-#endif

@@ -1,5 +1,5 @@
 /* Reads rows of PNG files of one channel: inflates zlib's format (RFC 1950, 1951) and undoes the filters of rows. */
-#include "io.h"
+#include "../core/base.h"
 
 #include <string.h>
 
@@ -360,8 +360,8 @@ static enum outcome undo_filter(int filter, uint8_t *row, const uint8_t *above, 
 /* Reads the first rows of a PNG file, or all rows, from the content of its IDAT chunks. `is_all`: there are no other
  * rows, so the stream must end after them, with the right checksum. `to`: a row of zeros, for filters that use the row
  * before; then `rows` of 1 + `nbytes` bytes each, the first of which is the filter. REFUSED for any flaw. */
-enum outcome png_rows(const uint8_t *packed, int64_t packed_bytes, uint8_t *to, int64_t rows, int64_t nbytes,
-                      int64_t step, bool is_all)
+EXPORT int packstore_engine_png(const uint8_t *packed, int64_t packed_bytes, uint8_t *to, int64_t rows, int64_t nbytes,
+                                int64_t step, int is_all)
 {
     if (packed_bytes < 2 || rows < 1 || nbytes < 1 || step < 1)
         return REFUSED;
@@ -370,7 +370,7 @@ enum outcome png_rows(const uint8_t *packed, int64_t packed_bytes, uint8_t *to, 
     int64_t line = 1 + nbytes;
     memset(to, 0, (size_t)line);
     struct stream in = {.at = packed + 2, .end = packed + packed_bytes};
-    struct out out = {to + line, to + line, to + line * (rows + 1), is_all};
+    struct out out = {to + line, to + line, to + line * (rows + 1), is_all != 0};
     if (inflate(&in, &out) != DONE || (is_all && !has_checksum(&in, &out)))
         return REFUSED;
     for (uint8_t *row = to + line; row < out.end; row += line)

@@ -31,7 +31,7 @@ INLINE void heighten_of(uint8_t *restrict to, const uint8_t *restrict near, cons
     for (int64_t i = 0; i < count; i++)
         to[i] = (uint8_t)((3 * near[i] + far[i] + bias) >> 2);
 }
-BOTH_LOOPS(VECTORS, void, heighten, (uint8_t *to, const uint8_t *near, const uint8_t *far, int64_t count, int bias),
+BOTH_LOOPS(void, heighten, (uint8_t *to, const uint8_t *near, const uint8_t *far, int64_t count, int bias),
            heighten_of(to, near, far, count, bias))
 
 /* Mirrors a row of pixels. */

@@ -1,5 +1,7 @@
 /* Huffman decoding of restart segments, two at a time: ITU-T T.81, F.2.2 and B.1.1.5. */
-#include "reader.h"
+#include "jpeg.h"
+
+#include <string.h>
 
 /* Copies coded data without the zero bytes after 0xFF (B.1.1.5) up to the next marker. Returns the marker's address;
  * NULL if there is none. */
@@ -334,8 +336,8 @@ INLINE int run(struct lane *const *lanes, const int count)
     }
 }
 
-BOTH_LOOPS(VECTORS, int, one_lane, (struct lane *const *lanes), run(lanes, 1))
-BOTH_LOOPS(VECTORS, int, two_lanes, (struct lane *const *lanes), run(lanes, 2))
+BOTH_LOOPS(int, one_lane, (struct lane *const *lanes), run(lanes, 1))
+BOTH_LOOPS(int, two_lanes, (struct lane *const *lanes), run(lanes, 2))
 
 /* Opens the first segment of a lane, decodes its first coefficient, and adds the lane to the team. NO_MORE if it has
  * nothing to do. */

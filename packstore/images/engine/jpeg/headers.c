@@ -200,7 +200,7 @@ enum outcome read_headers(struct headers *headers, const uint8_t *file, int64_t 
 /* Tells if a file is certainly a whole JPEG of three components of 8 bits, with at most `max_pixels`, and without APP1,
  * which may hold EXIF, and an index of further pictures. Looks at its segments and its end, as jpeg_header.py does;
  * decoding may refuse the file. */
-bool is_plain_jpeg(const uint8_t *file, int64_t nbytes, int64_t max_pixels)
+EXPORT int packstore_engine_is_plain(const uint8_t *file, int64_t nbytes, int64_t max_pixels)
 {
     bool has_frame = false;
     if (nbytes < 4 || file[0] != 0xFF || file[1] != SOI || file[nbytes - 2] != 0xFF || file[nbytes - 1] != EOI)

@@ -1,8 +1,6 @@
 /* Baseline JPEG: ITU-T T.81, 8 bits, Huffman coding. */
-#ifndef PACKSTORE_JPEG_H
-#define PACKSTORE_JPEG_H
+#pragma once
 
-#include "../core/memory.h"
 #include "../core/requests.h"
 #include "../shape/shape.h"
 #include "../simd/kernels.h"
@@ -29,6 +27,8 @@ enum {
 /* Table B.1 */
 enum { SOF0 = 0xC0, SOF1, SOF2, DHT = 0xC4, RST0 = 0xD0, SOI = 0xD8, EOI, SOS, DQT, DRI = 0xDD };
 enum { APP0 = 0xE0, APP1, APP2, APP14 = 0xEE, APP15, COM = 0xFE };
+
+enum { ESCAPE = 128, END_OF_BLOCK = 128, NO_CODE = 192, K = 8 }; /* see struct huffman */
 
 /* A Huffman table in the file, B.2.4.2: number of codes of each length, and their values. */
 struct huffman_spec {
@@ -166,7 +166,6 @@ struct point {
 
 /* headers.c */
 enum outcome read_headers(struct headers *, const uint8_t *file, int64_t nbytes);
-bool is_plain_jpeg(const uint8_t *file, int64_t nbytes, int64_t max_pixels);
 
 /* checkpoints.c */
 void make_crc_table(uint32_t table[8][256]);
@@ -176,13 +175,10 @@ enum outcome begin_checkpoints(struct decoder *, const uint8_t *file, int64_t nb
 void place_points(struct decoder *, int64_t base, int64_t first, int64_t stop, int64_t length);
 int64_t pack_checkpoints(struct decoder *, uint8_t *to, int64_t capacity, bool gray);
 
-/* skip.c */
-void make_checkpoints(struct decoder *, const uint8_t *const *files, const int64_t *nbytes, int64_t count, bool gray,
-                      uint8_t *const *to, const int64_t *capacities, int64_t *sizes);
-
 /* tables.c */
 enum outcome make_table(struct huffman *, const struct huffman_spec *, int kind);
 enum outcome make_tables(struct decoder *);
+uint32_t long_symbol(const struct huffman *, uint64_t bits, uint32_t entry);
 
 /* entropy.c */
 enum outcome open_segment(struct decoder *, struct lane *);
@@ -195,5 +191,3 @@ enum outcome prepare_scan(struct decoder *, const uint8_t *file, int64_t nbytes)
 enum outcome begin_box(struct decoder *, const uint8_t *file, int64_t nbytes, const struct box *);
 int64_t note_samples(struct decoder *, int64_t mcu, int64_t count);
 void use_rows(struct decoder *, int64_t bottom);
-
-#endif

@@ -1,6 +1,8 @@
 /* Skips through scans to find the beginnings of pieces (checkpoints.c): several symbols of a block by one lookup, two
  * images in turn. */
-#include "reader.h"
+#include "jpeg.h"
+
+#include <string.h>
 
 enum { SKIP_BITS = 11, PER_FILL = 4 };
 
@@ -210,8 +212,8 @@ stop:
     return stopped;
 }
 
-BOTH_LOOPS(VECTORS, int, pass_one, (struct skipper *const *skippers, enum outcome *outcome), pass(skippers, 1, outcome))
-BOTH_LOOPS(VECTORS, int, pass_two, (struct skipper *const *skippers, enum outcome *outcome), pass(skippers, 2, outcome))
+BOTH_LOOPS(int, pass_one, (struct skipper *const *skippers, enum outcome *outcome), pass(skippers, 1, outcome))
+BOTH_LOOPS(int, pass_two, (struct skipper *const *skippers, enum outcome *outcome), pass(skippers, 2, outcome))
 
 /* Begins the next segment of an image. NO_MORE if there is none. */
 static enum outcome begin_segment(struct skipper *skipper, bool gray)
@@ -259,8 +261,9 @@ static enum outcome end_segment(struct skipper *skipper, bool gray)
 
 /* Writes the index of each file to `to`, which has room for that many bytes, including 8 spare bytes. `sizes` receives
  * the size of each index: 0 if the engine refuses the file, or if an index would be of no use. */
-void make_checkpoints(struct decoder *decoder, const uint8_t *const *files, const int64_t *nbytes, int64_t count,
-                      bool gray, uint8_t *const *to, const int64_t *capacities, int64_t *sizes)
+EXPORT void packstore_engine_checkpoints(struct decoder *decoder, const uint8_t *const *files, const int64_t *nbytes,
+                                         int64_t count, int gray, uint8_t *const *to, const int64_t *capacities,
+                                         int64_t *sizes)
 {
     struct skipper skippers[LANES] = {{.decoder = decoder}, {.decoder = decoder->second}}, *active[LANES];
     int64_t number[LANES], next = 0;

@@ -1,7 +1,21 @@
 /* Huffman tables: ITU-T T.81, C.2 and F.2.2.3. */
-#include "reader.h"
+#include "jpeg.h"
+
+#include <string.h>
 
 enum { AC_BITS = 10, DC_BITS = 11 }; /* most bits for 8-bit samples: F.1.2 */
+
+/* F.2.2.1, EXTEND: the value of `size` bits; 0 for none. */
+INLINE int extend(uint32_t bits, int size)
+{
+    return (int)bits - (bits < 1u << size >> 1 ? (1 << size) - 1 : 0);
+}
+
+/* How far k moves by a symbol: F.2.2.1 and F.2.2.2. */
+INLINE uint32_t advance_of(int kind, int symbol)
+{
+    return kind == DC_TABLE ? 1 : symbol ? (uint32_t)(symbol >> 4) + 1 : END_OF_BLOCK;
+}
 
 /* Where the symbol puts its value after which the next coefficient is `k`: in natural order, after Figure A.6. Beyond
  * 64 are ends of blocks, of which the value is 0 and the last coefficient is 0, and errors. */

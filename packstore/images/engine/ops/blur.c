@@ -57,8 +57,7 @@ INLINE void weigh_of(float *to, const float *const *rows, const float *weights, 
             *(eight *)(to + i + 8 * n) = sums[n];
     }
 }
-BOTH_LOOPS(VECTORS_FMA, void, weigh,
-           (float *to, const float *const *rows, const float *weights, int reach, int64_t count),
+BOTH_LOOPS(void, weigh, (float *to, const float *const *rows, const float *weights, int reach, int64_t count),
            weigh_of(to, rows, weights, reach, count))
 
 void sharpen_plain(uint8_t *to, const uint8_t *above, const uint8_t *row, const uint8_t *below, int64_t count,
@@ -69,18 +68,18 @@ void sharpen_plain(uint8_t *to, const uint8_t *above, const uint8_t *row, const 
 
 #ifdef HAS_VECTORS
 /* Loads sixteen bytes as 16-bit numbers. */
-VECTORS_FMA INLINE __m256i sixteen_of(const uint8_t *at)
+VECTORS INLINE __m256i sixteen_of(const uint8_t *at)
 {
     return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)at));
 }
 
-VECTORS_FMA INLINE __m256i sum_three(const uint8_t *at)
+VECTORS INLINE __m256i sum_three(const uint8_t *at)
 {
     return _mm256_add_epi16(_mm256_add_epi16(sixteen_of(at - 3), sixteen_of(at)), sixteen_of(at + 3));
 }
 
-VECTORS_FMA void sharpen_vector(uint8_t *to, const uint8_t *above, const uint8_t *row, const uint8_t *below,
-                                int64_t count, float factor)
+VECTORS void sharpen_vector(uint8_t *to, const uint8_t *above, const uint8_t *row, const uint8_t *below, int64_t count,
+                            float factor)
 {
     const __m256 rests = _mm256_set1_ps((float)(1.0 - (double)factor));
     int64_t i = 0;
@@ -104,7 +103,7 @@ VECTORS_FMA void sharpen_vector(uint8_t *to, const uint8_t *above, const uint8_t
     sharpen_with(to + i, above + i, row + i, below + i, count - i, factor, true);
 }
 
-VECTORS_FMA void bytes_to_floats_vector(float *to, const uint8_t *from, int64_t count)
+VECTORS void bytes_to_floats_vector(float *to, const uint8_t *from, int64_t count)
 {
     int64_t i = 0;
     for (; i + 8 <= count; i += 8)
@@ -112,7 +111,7 @@ VECTORS_FMA void bytes_to_floats_vector(float *to, const uint8_t *from, int64_t 
     bytes_to_floats_plain(to + i, from + i, count - i);
 }
 
-VECTORS_FMA void round_vector(uint8_t *to, const float *from, int64_t count)
+VECTORS void round_vector(uint8_t *to, const float *from, int64_t count)
 {
     int64_t i = 0;
     for (; i + 32 <= count; i += 32) {

@@ -101,7 +101,7 @@ INLINE void extremes_of(const uint8_t *at, int64_t count, uint8_t *low, uint8_t 
     *low = least;
     *high = most;
 }
-BOTH_LOOPS(VECTORS_FMA, void, extremes, (const uint8_t *at, int64_t count, uint8_t *low, uint8_t *high),
+BOTH_LOOPS(void, extremes, (const uint8_t *at, int64_t count, uint8_t *low, uint8_t *high),
            extremes_of(at, count, low, high))
 
 void blend_bytes_plain(uint8_t *at, int64_t count, float factor, float other, float rest)
@@ -129,7 +129,7 @@ void saturate_plain(uint8_t *const planes[3], int64_t count, float factor)
 
 /* A shuffle looks up 16 entries, and returns 0 for negative indices. So the lookup of each 16 entries adds, by
  * exclusive or, the difference to the 16 entries before, for all values that are not below these. */
-VECTORS_FMA void table_vector(uint8_t *at, int64_t count, const uint8_t *table)
+VECTORS void table_vector(uint8_t *at, int64_t count, const uint8_t *table)
 {
     __m256i steps[16], sixteen = _mm256_set1_epi8(16), top = _mm256_set1_epi8((char)0x80);
     for (int k = 0; k < 16; k++) {
@@ -161,7 +161,7 @@ VECTORS_FMA void table_vector(uint8_t *at, int64_t count, const uint8_t *table)
 }
 
 /* Interleaves sixteen pixels at a time: each register of the result has bytes of every plane. */
-VECTORS_FMA void join_vector(uint8_t *to, const uint8_t *const planes[3], int64_t pixels)
+VECTORS void join_vector(uint8_t *to, const uint8_t *const planes[3], int64_t pixels)
 {
     int8_t places[3][3][16];
     for (int part = 0; part < 3; part++)
@@ -185,14 +185,14 @@ VECTORS_FMA void join_vector(uint8_t *to, const uint8_t *const planes[3], int64_
     join_plain(to + 3 * at, (const uint8_t *const[3])AFTER(planes, at), pixels - at);
 }
 
-VECTORS_FMA INLINE __m256 gray_eight(__m256 r, __m256 g, __m256 b)
+VECTORS INLINE __m256 gray_eight(__m256 r, __m256 g, __m256 b)
 {
     __m256 sum = _mm256_mul_ps(r, _mm256_set1_ps(0.2989f));
     sum = _mm256_fmadd_ps(g, _mm256_set1_ps(0.587f), sum);
     return _mm256_fmadd_ps(b, _mm256_set1_ps(0.114f), sum);
 }
 
-VECTORS_FMA void blend_bytes_vector(uint8_t *at, int64_t count, float factor, float other, float rest)
+VECTORS void blend_bytes_vector(uint8_t *at, int64_t count, float factor, float other, float rest)
 {
     __m256 factors = _mm256_set1_ps(factor), others = _mm256_set1_ps(other), rests = _mm256_set1_ps(rest);
     int64_t i = 0;
@@ -206,7 +206,7 @@ VECTORS_FMA void blend_bytes_vector(uint8_t *at, int64_t count, float factor, fl
     blend_with(at + i, count - i, factor, other, rest, true);
 }
 
-VECTORS_FMA void gray_vector(uint8_t *const planes[3], int64_t count)
+VECTORS void gray_vector(uint8_t *const planes[3], int64_t count)
 {
     int64_t i = 0;
     for (; i + 32 <= count; i += 32) {
@@ -222,7 +222,7 @@ VECTORS_FMA void gray_vector(uint8_t *const planes[3], int64_t count)
     gray_with((uint8_t *const[3])AFTER(planes, i), count - i, true);
 }
 
-VECTORS_FMA int64_t sum_gray_vector(uint8_t *const planes[3], int64_t count)
+VECTORS int64_t sum_gray_vector(uint8_t *const planes[3], int64_t count)
 {
     __m256i sums = _mm256_setzero_si256();
     int64_t i = 0;
@@ -238,7 +238,7 @@ VECTORS_FMA int64_t sum_gray_vector(uint8_t *const planes[3], int64_t count)
     return sum;
 }
 
-VECTORS_FMA void saturate_vector(uint8_t *const planes[3], int64_t count, float factor)
+VECTORS void saturate_vector(uint8_t *const planes[3], int64_t count, float factor)
 {
     __m256 factors = _mm256_set1_ps(factor), rests = _mm256_set1_ps((float)(1.0 - (double)factor));
     int64_t i = 0;
@@ -259,18 +259,18 @@ VECTORS_FMA void saturate_vector(uint8_t *const planes[3], int64_t count, float 
     saturate_with((uint8_t *const[3])AFTER(planes, i), count - i, factor, true);
 }
 
-VECTORS_FMA INLINE __m256 between_eight(__m256 values, __m256 most)
+VECTORS INLINE __m256 between_eight(__m256 values, __m256 most)
 {
     return _mm256_min_ps(_mm256_max_ps(values, _mm256_setzero_ps()), most);
 }
 
-VECTORS_FMA INLINE __m256 distance_of(__m256 a, __m256 b)
+VECTORS INLINE __m256 distance_of(__m256 a, __m256 b)
 {
     return _mm256_and_ps(_mm256_sub_ps(a, b), _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff)));
 }
 
 /* Does turn_hue_plain() for eight pixels. */
-VECTORS_FMA INLINE void turn_eight(__m256 *red, __m256 *green, __m256 *blue, __m256 turn)
+VECTORS INLINE void turn_eight(__m256 *red, __m256 *green, __m256 *blue, __m256 turn)
 {
     const __m256 zero = _mm256_setzero_ps(), back = _mm256_set1_ps((float)((255 + 1.0 - 1e-3) / 255));
     __m256 r = *red, g = *green, b = *blue;
@@ -291,7 +291,7 @@ VECTORS_FMA INLINE void turn_eight(__m256 *red, __m256 *green, __m256 *blue, __m
     *blue = _mm256_mul_ps(_mm256_add_ps(low, of_blue), back);
 }
 
-VECTORS_FMA void turn_hue_vector(uint8_t *const planes[3], int64_t count, float shift)
+VECTORS void turn_hue_vector(uint8_t *const planes[3], int64_t count, float shift)
 {
     int64_t i = 0;
     for (; i + 32 <= count; i += 32) {

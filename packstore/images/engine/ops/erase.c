@@ -27,15 +27,14 @@ INLINE void noise_of(float *restrict to, uint32_t seed, int64_t first, int64_t c
         to[i] = (float)(total - 510) / deviation;
     }
 }
-BOTH_LOOPS(VECTORS_FMA, void, noise, (float *to, uint32_t seed, int64_t first, int64_t count),
-           noise_of(to, seed, first, count))
+BOTH_LOOPS(void, noise, (float *to, uint32_t seed, int64_t first, int64_t count), noise_of(to, seed, first, count))
 
 INLINE void add_share_of(float *restrict to, const uint8_t *restrict from, float share, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
         to[i] += (float)from[i] * share;
 }
-BOTH_LOOPS(VECTORS_FMA, void, add_share, (float *to, const uint8_t *from, float share, int64_t count),
+BOTH_LOOPS(void, add_share, (float *to, const uint8_t *from, float share, int64_t count),
            add_share_of(to, from, share, count))
 
 void cut_off_plain(uint8_t *to, const float *from, int64_t count)
@@ -45,7 +44,7 @@ void cut_off_plain(uint8_t *to, const float *from, int64_t count)
 }
 
 #ifdef HAS_VECTORS
-VECTORS_FMA void cut_off_vector(uint8_t *to, const float *from, int64_t count)
+VECTORS void cut_off_vector(uint8_t *to, const float *from, int64_t count)
 {
     int64_t i = 0;
     for (; i + 32 <= count; i += 32) {

@@ -12,8 +12,7 @@ INLINE void luma_of(uint8_t *restrict to, const uint8_t *const planes[3], int64_
     for (int64_t i = 0; i < count; i++)
         to[i] = (uint8_t)((19595 * r[i] + 38470 * g[i] + 7471 * b[i] + 32768) >> 16);
 }
-BOTH_LOOPS(VECTORS, void, luma, (uint8_t *to, const uint8_t *const planes[3], int64_t count),
-           luma_of(to, planes, count))
+BOTH_LOOPS(void, luma, (uint8_t *to, const uint8_t *const planes[3], int64_t count), luma_of(to, planes, count))
 
 /* Blends `from` with values, of which `factor` is the share. */
 INLINE void blend_plane_of(uint8_t *restrict at, const uint8_t *restrict from, int64_t count, float factor)
@@ -21,7 +20,7 @@ INLINE void blend_plane_of(uint8_t *restrict at, const uint8_t *restrict from, i
     for (int64_t i = 0; i < count; i++)
         at[i] = pillow_blend(from[i], at[i], factor);
 }
-BOTH_LOOPS(VECTORS, void, blend_plane, (uint8_t *at, const uint8_t *from, int64_t count, float factor),
+BOTH_LOOPS(void, blend_plane, (uint8_t *at, const uint8_t *from, int64_t count, float factor),
            blend_plane_of(at, from, count, factor))
 
 /* Hue of RGB from 0 to 255. A hue is counted from 0 to 1, some steps in single and some in double precision. */
@@ -75,7 +74,7 @@ INLINE void turn_byte_hue_of(uint8_t *const planes[3], int64_t count, int shift)
                                   choose(at == 2, rising, choose(at == 5, falling, least)));
     }
 }
-BOTH_LOOPS(VECTORS, void, turn_byte_hue, (uint8_t *const planes[3], int64_t count, int shift),
+BOTH_LOOPS(void, turn_byte_hue, (uint8_t *const planes[3], int64_t count, int shift),
            turn_byte_hue_of(planes, count, shift))
 
 /* ---- affine maps ---- */

@@ -13,10 +13,9 @@
  * packstore/images/programs.py says what the steps and their parameters mean. The arithmetic is torchvision's for uint8
  * (transforms/v2/functional), or with AS_PILLOW that of Pillow.
  */
-#ifndef PACKSTORE_PROGRAM_H
-#define PACKSTORE_PROGRAM_H
+#pragma once
 
-#include "../core/memory.h"
+#include "../core/base.h"
 #include "../simd/kernels.h"
 
 /* Same numbers as Code in packstore/images/programs.py. */
@@ -93,5 +92,3 @@ enum outcome run_points(struct worker *, const struct image *, const struct step
 /* shift.c */
 bool moves_one_axis(const struct step *);
 enum outcome warp_one_axis(struct worker *, const struct image *, const struct step *, const struct taps_of_warp *);
-
-#endif

@@ -65,8 +65,8 @@ void sum_lines_plain(uint8_t *to, const uint8_t *const lines[4], const float *co
 }
 
 #ifdef HAS_VECTORS
-VECTORS_FMA INLINE int64_t sum_vectors(uint8_t *to, const uint8_t *const lines[4], const float *const weights[4],
-                                       const bool each, int64_t count)
+VECTORS INLINE int64_t sum_vectors(uint8_t *to, const uint8_t *const lines[4], const float *const weights[4],
+                                   const bool each, int64_t count)
 {
     __m256 all[4];
     int64_t i = 0;
@@ -89,8 +89,8 @@ VECTORS_FMA INLINE int64_t sum_vectors(uint8_t *to, const uint8_t *const lines[4
     return i;
 }
 
-VECTORS_FMA void sum_lines_vector(uint8_t *to, const uint8_t *const lines[4], const float *const weights[4], bool each,
-                                  int64_t count)
+VECTORS void sum_lines_vector(uint8_t *to, const uint8_t *const lines[4], const float *const weights[4], bool each,
+                              int64_t count)
 {
     int64_t done = each ? sum_vectors(to, lines, weights, true, count) : sum_vectors(to, lines, weights, false, count);
     sum_from(to, lines, weights, each, done, count);

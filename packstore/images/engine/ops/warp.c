@@ -40,7 +40,7 @@ INLINE void locate_of(float *restrict x, float *restrict y, uint8_t *restrict ou
         y[i] = (to_y + 1) * half_height - 0.5f;
     }
 }
-BOTH_LOOPS(VECTORS_FMA, void, locate,
+BOTH_LOOPS(void, locate,
            (float *x, float *y, uint8_t *outside, const struct map *map, int64_t row, int64_t height, int64_t width),
            locate_of(x, y, outside, map, row, height, width))
 
@@ -124,7 +124,7 @@ INLINE void places_of(uint32_t *restrict places, const struct taps_of_warp *taps
         places[i] = shown ? place : fill;
     }
 }
-BOTH_LOOPS(VECTORS_FMA, void, places, (uint32_t *places, const struct taps_of_warp *taps, uint32_t fill, int64_t count),
+BOTH_LOOPS(void, places, (uint32_t *places, const struct taps_of_warp *taps, uint32_t fill, int64_t count),
            places_of(places, taps, fill, count))
 
 static void nearest(const struct kernels *kernels, uint8_t *to, const struct taps_of_warp *taps, uint32_t *places,
@@ -199,7 +199,7 @@ void bicubic_plain(uint8_t *to, const struct taps_of_warp *taps, int64_t count)
 
 #ifdef HAS_VECTORS
 /* Loads the same neighbour of two pixels. */
-VECTORS_FMA INLINE __m256 two_pixels(const uint8_t *a, const uint8_t *b)
+VECTORS INLINE __m256 two_pixels(const uint8_t *a, const uint8_t *b)
 {
     int32_t low, high;
     memcpy(&low, a, 4);
@@ -208,13 +208,13 @@ VECTORS_FMA INLINE __m256 two_pixels(const uint8_t *a, const uint8_t *b)
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(both));
 }
 
-VECTORS_FMA INLINE __m256 two_weights(const float *a, const float *b)
+VECTORS INLINE __m256 two_weights(const float *a, const float *b)
 {
     return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_broadcast_ss(a)), _mm_broadcast_ss(b), 1);
 }
 
 /* Interpolates eight pixels whose neighbours are all inside the source. */
-VECTORS_FMA INLINE void eight_bilinear(uint8_t *to, const struct taps_of_warp *taps, __m256 x, __m256 y)
+VECTORS INLINE void eight_bilinear(uint8_t *to, const struct taps_of_warp *taps, __m256 x, __m256 y)
 {
     const __m256i dense =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1));
@@ -258,7 +258,7 @@ VECTORS_FMA INLINE void eight_bilinear(uint8_t *to, const struct taps_of_warp *t
 }
 
 /* Computes four weights for each of eight pixels. */
-VECTORS_FMA INLINE void eight_cubic_weights(float weights[4][8], __m256 part)
+VECTORS INLINE void eight_cubic_weights(float weights[4][8], __m256 part)
 {
     const __m256 one = _mm256_set1_ps(1), two = _mm256_set1_ps(2), a = _mm256_set1_ps(-0.75f);
     const __m256 a2 = _mm256_set1_ps(-0.75f + 2), a3 = _mm256_set1_ps(-0.75f + 3), a4 = _mm256_set1_ps(4 * -0.75f),
@@ -278,7 +278,7 @@ VECTORS_FMA INLINE void eight_cubic_weights(float weights[4][8], __m256 part)
 }
 
 /* Interpolates eight pixels whose neighbours are all inside the source. */
-VECTORS_FMA INLINE void eight_bicubic(uint8_t *to, const struct taps_of_warp *taps, __m256 x, __m256 y)
+VECTORS INLINE void eight_bicubic(uint8_t *to, const struct taps_of_warp *taps, __m256 x, __m256 y)
 {
     const __m256i dense =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1));
@@ -323,14 +323,14 @@ VECTORS_FMA INLINE void eight_bicubic(uint8_t *to, const struct taps_of_warp *ta
 }
 
 /* True if all eight are at least `low` and less than `high`. */
-VECTORS_FMA INLINE bool are_within(__m256 values, __m256 low, __m256 high)
+VECTORS INLINE bool are_within(__m256 values, __m256 low, __m256 high)
 {
     __m256 within = _mm256_and_ps(_mm256_cmp_ps(values, low, _CMP_GE_OQ), _mm256_cmp_ps(values, high, _CMP_LT_OQ));
     return _mm256_movemask_ps(within) == 255;
 }
 
 /* `bicubic` pixels have neighbours one pixel further away. */
-VECTORS_FMA INLINE void interpolate_of(uint8_t *to, const struct taps_of_warp *taps, const bool bicubic, int64_t count)
+VECTORS INLINE void interpolate_of(uint8_t *to, const struct taps_of_warp *taps, const bool bicubic, int64_t count)
 {
     const __m256 least = _mm256_set1_ps(bicubic), last_column = _mm256_set1_ps((float)(taps->width - 1 - bicubic)),
                  last_row = _mm256_set1_ps((float)(taps->height - 1 - bicubic));
@@ -347,12 +347,12 @@ VECTORS_FMA INLINE void interpolate_of(uint8_t *to, const struct taps_of_warp *t
     interpolate_from(to, taps, bicubic, i, count);
 }
 
-VECTORS_FMA void bilinear_vector(uint8_t *to, const struct taps_of_warp *taps, int64_t count)
+VECTORS void bilinear_vector(uint8_t *to, const struct taps_of_warp *taps, int64_t count)
 {
     interpolate_of(to, taps, false, count);
 }
 
-VECTORS_FMA void bicubic_vector(uint8_t *to, const struct taps_of_warp *taps, int64_t count)
+VECTORS void bicubic_vector(uint8_t *to, const struct taps_of_warp *taps, int64_t count)
 {
     interpolate_of(to, taps, true, count);
 }

@@ -116,7 +116,7 @@ void split_plain(void *to, int kind, const uint8_t *from, int64_t pixels, const 
 }
 
 #ifdef HAS_VECTORS
-VECTORS_F16C INLINE void store_eight(void *to, int64_t i, const int kind, __m256 values)
+VECTORS INLINE void store_eight(void *to, int64_t i, const int kind, __m256 values)
 {
     if (kind == FLOAT32) {
         _mm256_storeu_ps((float *)to + i, values);
@@ -133,7 +133,7 @@ VECTORS_F16C INLINE void store_eight(void *to, int64_t i, const int kind, __m256
     }
 }
 
-VECTORS_F16C INLINE void to_floats_of(float *to, const int kind, const void *from, int64_t count)
+VECTORS INLINE void to_floats_of(float *to, const int kind, const void *from, int64_t count)
 {
     int64_t at = 0;
     for (; at + 8 <= count; at += 8)
@@ -141,12 +141,12 @@ VECTORS_F16C INLINE void to_floats_of(float *to, const int kind, const void *fro
     to_floats_plain(to + at, kind, (const uint8_t *)from + at * size_of(kind), count - at);
 }
 
-VECTORS_F16C void to_floats_vector(float *to, int kind, const void *from, int64_t count)
+VECTORS void to_floats_vector(float *to, int kind, const void *from, int64_t count)
 {
     WITH_FLOATS(kind, to_floats_of(to, KIND, from, count));
 }
 
-VECTORS_F16C INLINE void from_floats_of(void *to, const int kind, const float *from, int64_t count)
+VECTORS INLINE void from_floats_of(void *to, const int kind, const float *from, int64_t count)
 {
     int64_t at = 0;
     for (; at + 8 <= count; at += 8)
@@ -154,14 +154,13 @@ VECTORS_F16C INLINE void from_floats_of(void *to, const int kind, const float *f
     from_floats_plain((uint8_t *)to + at * size_of(kind), kind, from + at, count - at);
 }
 
-VECTORS_F16C void from_floats_vector(void *to, int kind, const float *from, int64_t count)
+VECTORS void from_floats_vector(void *to, int kind, const float *from, int64_t count)
 {
     WITH_FLOATS(kind, from_floats_of(to, KIND, from, count));
 }
 
 /* Normalises 24 values at a time: eight pixels, with factors in three registers. */
-VECTORS_F16C INLINE void normalize_of(void *to, const int kind, const uint8_t *from, int64_t count,
-                                      const float *factors)
+VECTORS INLINE void normalize_of(void *to, const int kind, const uint8_t *from, int64_t count, const float *factors)
 {
     float scales[24], shifts[24];
     for (int i = 0; i < 24; i++) {
@@ -180,13 +179,13 @@ VECTORS_F16C INLINE void normalize_of(void *to, const int kind, const uint8_t *f
     normalize_plain((uint8_t *)to + at * size_of(kind), kind, from + at, count - at, factors);
 }
 
-VECTORS_F16C void normalize_vector(void *to, int kind, const uint8_t *from, int64_t count, const float *factors)
+VECTORS void normalize_vector(void *to, int kind, const uint8_t *from, int64_t count, const float *factors)
 {
     WITH_FLOATS(kind, normalize_of(to, KIND, from, count, factors));
 }
 
 /* Splits 32 pixels at a time into planes, sixteen in each half of a register. The last 32 may overlap those before. */
-VECTORS_F16C INLINE void split_of(void *to, const int kind, const uint8_t *from, int64_t pixels, const float *factors)
+VECTORS INLINE void split_of(void *to, const int kind, const uint8_t *from, int64_t pixels, const float *factors)
 {
     /* In three registers, a channel's bytes have different remainders by 3: none covers another, and one shuffle then
      * puts them in order. */
@@ -232,7 +231,7 @@ VECTORS_F16C INLINE void split_of(void *to, const int kind, const uint8_t *from,
         split_plain(to, kind, from, pixels, factors);
 }
 
-VECTORS_F16C void split_vector(void *to, int kind, const uint8_t *from, int64_t pixels, const float *factors)
+VECTORS void split_vector(void *to, int kind, const uint8_t *from, int64_t pixels, const float *factors)
 {
     if (kind == UINT8)
         split_of(to, UINT8, from, pixels, factors);

@@ -79,8 +79,8 @@ void sum_pixels_plain(float *const to[3], float *pixels, const float *const from
 }
 
 #ifdef HAS_VECTORS
-VECTORS_F16C INLINE void sum_rows_of(float *to, const int kind, const uint8_t *from, int64_t stride,
-                                     const float *weights, int taps, int64_t count)
+VECTORS INLINE void sum_rows_of(float *to, const int kind, const uint8_t *from, int64_t stride, const float *weights,
+                                int taps, int64_t count)
 {
     int64_t x = 0, size = size_of(kind);
     for (; x + 16 <= count; x += 16) {
@@ -99,8 +99,8 @@ VECTORS_F16C INLINE void sum_rows_of(float *to, const int kind, const uint8_t *f
     sum_rows_one_by_one(to + x, kind, from + x * size, stride, weights, taps, count - x);
 }
 
-VECTORS_F16C void sum_rows_vector(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights,
-                                  int taps, int64_t count)
+VECTORS void sum_rows_vector(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps,
+                             int64_t count)
 {
     WITH_FLOATS(kind, sum_rows_of(to, KIND, from, stride, weights, taps, count));
 }

@@ -1,8 +1,6 @@
 /* Pixels to the size, type and layout that is wanted. */
-#ifndef PACKSTORE_SHAPE_H
-#define PACKSTORE_SHAPE_H
+#pragma once
 
-#include "../core/memory.h"
 #include "../core/requests.h"
 #include "../simd/kernels.h"
 
@@ -58,5 +56,3 @@ void place(const struct kernels *, const struct task *);
 /* convert.c */
 float to_float(int kind, const void *from, int64_t i);
 void convert_image(const struct kernels *, const struct task *, const void *from);
-
-#endif

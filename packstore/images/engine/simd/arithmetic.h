@@ -1,6 +1,5 @@
 /* Arithmetic of numbers and of registers, for several files. */
-#ifndef PACKSTORE_ARITHMETIC_H
-#define PACKSTORE_ARITHMETIC_H
+#pragma once
 
 #include "vectors.h"
 
@@ -83,7 +82,7 @@ INLINE int64_t floor_of(float value)
 
 #ifdef HAS_VECTORS
 /* Loads eight values of floating point from number `i` on. */
-VECTORS_F16C INLINE __m256 load_eight(const int kind, const void *from, int64_t i)
+VECTORS INLINE __m256 load_eight(const int kind, const void *from, int64_t i)
 {
     if (kind == FLOAT32)
         return _mm256_loadu_ps((const float *)from + i);
@@ -92,13 +91,13 @@ VECTORS_F16C INLINE __m256 load_eight(const int kind, const void *from, int64_t 
                            : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
 
-VECTORS_FMA INLINE __m256 load_bytes(const uint8_t *at)
+VECTORS INLINE __m256 load_bytes(const uint8_t *at)
 {
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)at)));
 }
 
 /* Stores 32 whole numbers as bytes, clipped to 0 and 255. */
-VECTORS_FMA INLINE void store_numbers(uint8_t *to, const __m256i numbers[4])
+VECTORS INLINE void store_numbers(uint8_t *to, const __m256i numbers[4])
 {
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     __m256i low = _mm256_packs_epi32(numbers[0], numbers[1]), high = _mm256_packs_epi32(numbers[2], numbers[3]);
@@ -107,12 +106,10 @@ VECTORS_FMA INLINE void store_numbers(uint8_t *to, const __m256i numbers[4])
 }
 
 /* Stores 32 values as bytes: truncated to whole numbers, clipped to 0 and 255. */
-VECTORS_FMA INLINE void store_bytes(uint8_t *to, const __m256 values[4])
+VECTORS INLINE void store_bytes(uint8_t *to, const __m256 values[4])
 {
     const __m256i numbers[4] = {_mm256_cvttps_epi32(values[0]), _mm256_cvttps_epi32(values[1]),
                                 _mm256_cvttps_epi32(values[2]), _mm256_cvttps_epi32(values[3])};
     store_numbers(to, numbers);
 }
-#endif
-
 #endif

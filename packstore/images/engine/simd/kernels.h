@@ -1,6 +1,5 @@
 /* Loops with two implementations of equal results: with vector instructions, and for any processor. */
-#ifndef PACKSTORE_KERNELS_H
-#define PACKSTORE_KERNELS_H
+#pragma once
 
 #include "../core/base.h"
 
@@ -35,16 +34,14 @@ extern const uint8_t natural_place[256], paired_place[256];
         return expression;                                                                                             \
     }
 #ifdef HAS_VECTORS
-#define BOTH_LOOPS(target, result, name, parameters, expression)                                                       \
+#define BOTH_LOOPS(result, name, parameters, expression)                                                               \
     PLAIN_LOOP(result, name, parameters, expression)                                                                   \
-    target result name##_vector parameters                                                                             \
+    VECTORS result name##_vector parameters                                                                            \
     {                                                                                                                  \
         return expression;                                                                                             \
     }
 #else
-#define BOTH_LOOPS(target, result, name, parameters, expression) PLAIN_LOOP(result, name, parameters, expression)
+#define BOTH_LOOPS(result, name, parameters, expression) PLAIN_LOOP(result, name, parameters, expression)
 #endif
 
 const struct kernels *choose_kernels(bool plain);
-
-#endif

@@ -2,8 +2,7 @@
  * intrinsics with NEON, which every 64-bit ARM has: two registers of 128 bits for one of 256. The results are equal bit
  * for bit, provided that masks are all ones or all zeros, and that floating point fits the type to which it is
  * converted. */
-#ifndef PACKSTORE_VECTORS_H
-#define PACKSTORE_VECTORS_H
+#pragma once
 
 #include "../core/base.h"
 
@@ -303,6 +302,4 @@ INLINE __m256 _mm256_cvtph_ps(__m128i a)
 }
 
 #define _mm256_cvtps_ph(a, how) ((__m128i)vcvt_high_f16_f32(vcvt_f16_f32((a).low), (a).high)) /* rounds to nearest */
-#endif
-
 #endif
