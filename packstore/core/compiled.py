@@ -66,7 +66,7 @@ _FUNCTIONS = {
     "walk_lmdb": "ppnn n",
     "png": "pnpnnni i",
 }
-"""Types of the arguments and, after a space, of the result of each function that the engine exports: letters of ``_TYPES``."""
+"""Types of the arguments and, after a space, of the result of each exported function: letters of ``_TYPES``."""
 _WITH_GIL = {"is_plain": "snn i", "locate_lmdb_record": "pnp n"}
 
 
