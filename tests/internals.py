@@ -163,16 +163,17 @@ if TYPE_CHECKING:
         rate_facts,
     )
     from packstore.diagnose.doctor.probes import probe
-    from packstore.exports import ExportOptions, mds, parquet, run
+    from packstore.exports import ExportOptions, parquet, run
     from packstore.exports import archives as export_archives
     from packstore.exports import base as exports_base
+    from packstore.exports import records as mds
     from packstore.exports.archives import TarWriter
     from packstore.exports.base import Export, Record
     from packstore.exports.folder import image_file
     from packstore.exports.labels.base import LabelsExport
     from packstore.exports.plan import ExportStaging, find_owned_files, plan_export
+    from packstore.exports.records import TfdsExport
     from packstore.exports.run import export
-    from packstore.exports.tfds import TfdsExport
     from packstore.images import decoders, image_files, masks, orientation, pillow, turbojpeg
     from packstore.images.decoders import backends
     from packstore.images.display import find_window, to_display

@@ -106,7 +106,7 @@ LEAVES = {
     "training/augment/timm_": "training/augment/__init__.py",
     **dict.fromkeys((f"images/kinds/{name}.py" for name in _KINDS_BY_NAME), ""),
     "exports/labels/": "",
-    **dict.fromkeys((f"exports/{name}.py" for name in ("mds", "parquet", "recordio", "tfds", "zarr")), ""),
+    **dict.fromkeys((f"exports/{name}.py" for name in ("arrays", "parquet", "records")), ""),
 }
 """Files and folders (or beginnings of their paths) that nothing imports but themselves, and the files and folders named
 here. Everything else finds them by name, in a registry or a table, so each could be a plug-in."""

@@ -28,7 +28,7 @@ import xxhash
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from packstore.checking.options import VerifyOptions
+from packstore.checking import VerifyOptions
 from packstore.checking.reports import Difference, try_key
 from packstore.checking.source_records import SourceRecords, reading_source
 from packstore.checking.store_check import COMPARED_RECORDS, Batch, ValueGetter, open_files

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from packstore.checking.options import RepairOptions
+from packstore.checking import RepairOptions
 from packstore.checking.reports import CheckReport, RepairReport, try_key
 from packstore.checking.source_records import Donor, LostRecordError
 from packstore.checking.store_check import StoreCheck, open_files

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from packstore.checking import RepairOptions
 from packstore.checking.mending import FoundRecord, RecordWriter, repair_files
-from packstore.checking.options import RepairOptions
 from packstore.checking.reports import RepairReport, ShardCounts
 from packstore.checking.source_records import Donor, LostRecordError
 from packstore.core.errors import DestinationError, MissingStoreError, PackstoreError, StoreError, UsageError

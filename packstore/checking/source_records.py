@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from packstore.checking.options import PackedSourceOptions
+from packstore.checking import PackedSourceOptions
 from packstore.core.columns import NUMPY_DTYPE, Link
 from packstore.core.errors import AmbiguousSourceError, PackstoreError, SourceError, StoreError, UsageError, printable
 from packstore.core.files import FileState

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from packstore.checking.options import VerifyOptions
+from packstore.checking import VerifyOptions
 from packstore.checking.reports import MOST_LISTED, CheckReport, VerifyReport, try_key
 from packstore.checking.store_check import Batch, StoreCheck, ValueGetter, decode_files, make_decoder
 from packstore.core.columns import SEEK_INDEX, Buffer, Column, find_file_columns

@@ -25,7 +25,7 @@ _KEYS = 3
 
 @click.command(cls=Command, short_help="Prove that a store is undamaged and complete.")
 @click.argument("path", type=StorePath())
-@OptionsOf("packstore.checking.options:VerifyOptions", {"against": StorePath()})
+@OptionsOf("packstore.checking:VerifyOptions", {"against": StorePath()})
 @output_options(quiet="No progress bar; print only problems.")
 @cache_options
 def verify(path: Path, output: Output, **options: Any) -> None:
@@ -142,7 +142,7 @@ def format_problem(problem: Problem) -> str:
 
 @click.command(cls=Command, short_help="Find leaks between splits, conflicting labels, odd images, wrong boxes.")
 @click.argument("store", type=StorePath())
-@OptionsOf("packstore.checking.options:AuditOptions")
+@OptionsOf("packstore.checking:AuditOptions")
 @click.option("--fail-on", type=KINDS, default=(), metavar="KINDS", help="Exit with 1 on leakage,conflict,… or any.")
 @click.option(
     "--json", "json_file", type=LocalPath(), metavar="FILE", help="Write the report as JSON, too; - prints it."
@@ -232,7 +232,7 @@ EXIT_LOST, EXIT_PARTIAL = 1, 3
     "--out", type=LocalPath(), metavar="FIXED",
     help="The new store; leave it out if DAMAGED is a URL.",
 )  # fmt: skip
-@OptionsOf("packstore.checking.options:RepairOptions")
+@OptionsOf("packstore.checking:RepairOptions")
 @output_options(quiet="No progress bar; print only if records are lost.")
 @cache_options
 def repair(damaged: Path, source: Path, out: Path | None, output: Output, **options: Any) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
+from packstore.checking import AuditOptions
 from packstore.checking.audit.images import ImageInspector
 from packstore.checking.audit.same import (
     ClassNumbers,
@@ -24,7 +25,6 @@ from packstore.checking.audit.same import (
     report_duplicates,
     report_near,
 )
-from packstore.checking.options import AuditOptions
 from packstore.checking.reports import AuditReport, Finding, FindingCollector
 from packstore.checking.store_check import StoreFile, open_files, record_batches
 from packstore.core.columns import NUMPY_DTYPE

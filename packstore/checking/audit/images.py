@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
+from packstore.checking import AuditOptions
 from packstore.checking.audit.same import RecordHashes
-from packstore.checking.options import AuditOptions
 from packstore.checking.store_check import decode_files, make_decoder
 from packstore.core.columns import Buffer, find_file_columns
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UnreachableError, printable

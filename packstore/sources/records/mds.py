@@ -182,7 +182,7 @@ def _parse_encoding(encoding: str) -> tuple[ValueType, int | None]:
 
 
 class ExportedMds(ExportedRows, MdsSource):
-    """Source of MDS shards that packstore exported, see :mod:`packstore.exports.mds`."""
+    """Source of MDS shards that packstore exported, see :mod:`packstore.exports.records`."""
 
     key_name = "key"
     list_shards = MdsSource.list_shards
