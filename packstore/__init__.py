@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from packstore.training.concatenation import Mix, concat
     from packstore.training.dataset import PackedDataset
     from packstore.training.loader import PackedLoader
+    from packstore.training.loader.looks import SizeError
     from packstore.training.loader.prefetch import prefetch
-    from packstore.training.loader.rows import SizeError
 
     open = open_store  # not in __all__: a star import would hide the built-in one
 
@@ -86,7 +86,7 @@ _LAZY = {
         "packstore.training.dataset": "PackedDataset",
         "packstore.training.loader": "PackedLoader",
         "packstore.training.loader.prefetch": "prefetch",
-        "packstore.training.loader.rows": "SizeError",
+        "packstore.training.loader.looks": "SizeError",
     }.items()
     for name in names.split()
 }

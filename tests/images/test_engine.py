@@ -34,6 +34,7 @@ from packstore.training.augment import CenterCrop, RandomCrop, RandomHorizontalF
 from tests.conftest import ROOT, SharedData
 from tests.internals import (
     NORMALIZATIONS,
+    Assembler,
     Code,
     DecodeError,
     Draws,
@@ -42,7 +43,6 @@ from tests.internals import (
     Normalizer,
     Operation,
     Reading,
-    RecordAssembler,
     Size,
     apply_operations,
     as_numpy,
@@ -562,13 +562,13 @@ def test_a_loader_gives_the_same_batches(
     stores: dict[str, Path], encoding: str, mode: str, operations: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: list[int] = []
-    original = RecordAssembler._write_refused
+    original = Assembler._write_refused
 
-    def counted(assembler: RecordAssembler, prepared: Any, row: int) -> Any:
+    def counted(assembler: Assembler, prepared: Any, row: int) -> Any:
         left.append(row)
         return original(assembler, prepared, row)
 
-    monkeypatch.setattr(RecordAssembler, "_write_refused", counted)
+    monkeypatch.setattr(Assembler, "_write_refused", counted)
 
     def epochs() -> tuple[list[torch.Tensor], int]:
         left.clear()

@@ -214,7 +214,7 @@ def test_the_cpu_streams_where_that_is_faster(
 
 
 def test_resident_that_does_not_fit_says_both_numbers(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("packstore.training.loader.residence.free_memory", lambda device: 1000)
+    monkeypatch.setattr("packstore.training.loader.division.free_memory", lambda device: 1000)
     ds = PackedDataset(stores("cifar.h5"), "train")
     with pytest.raises(UsageError, match=r"307,200 bytes .* 1,000 are free"):
         PackedLoader(ds, 4, resident=True)

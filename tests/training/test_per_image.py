@@ -220,7 +220,7 @@ def test_its_seconds_have_their_own_name(
 ) -> None:
     """By a clock that only the function moves."""
     now = threading.local()
-    for place in ("stats", "job", "resident"):
+    for place in ("stats", "streaming", "resident"):
         monkeypatch.setattr(f"packstore.training.loader.{place}.perf_counter", lambda: getattr(now, "time", 0.0))
 
     def slow(image: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:

@@ -48,7 +48,7 @@ from packstore.diagnose.bench.measure import (
 from packstore.seeing.augment_text import parse_options
 from packstore.training.augment import RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from packstore.training.dataset import PackedDataset
-from packstore.training.loader.residence import free_memory
+from packstore.training.loader.division import free_memory
 
 DEFAULT_SIZE = 224
 

@@ -31,7 +31,7 @@ from packstore.training.augment.steps import as_operations
 from packstore.training.augment.units import Units, with_units
 from packstore.training.loader.column_rows import Padded
 from packstore.training.loader.columns import refuse_missing_values, resident_obstacle
-from packstore.training.loader.division import augments_one_by_one
+from packstore.training.loader.division import Residence, augments_one_by_one, choose_residence
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.options import (
     LoaderArguments,
@@ -42,7 +42,6 @@ from packstore.training.loader.options import (
 )
 from packstore.training.loader.parts import EpochSubset, LoaderParts, RunningEpoch, announce_epoch
 from packstore.training.loader.pipeline import Pipeline
-from packstore.training.loader.residence import Residence, choose_residence
 from packstore.training.values import as_arrays
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from packstore.training.augment.base import Operation
 from packstore.training.augment.operations import ONE_SIZE
 from packstore.training.augment.steps import check_targets
 from packstore.training.dataset import PackedDataset
-from packstore.training.loader.assemble import Assembler
+from packstore.training.loader.assembler import Assembler
 from packstore.training.loader.batch_plan import BatchPlan
 from packstore.training.loader.column_rows import (
     ColumnContext,

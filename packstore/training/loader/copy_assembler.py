@@ -7,16 +7,13 @@ from time import perf_counter
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from packstore.training.loader.assemble import Assembler
-from packstore.training.loader.batch_plan import BatchPlan
-from packstore.training.loader.checks import ChecksumPolicy
+from packstore.training.loader.assembler import Assembler
+from packstore.training.loader.batch_plan import BatchPlan, ChecksumPolicy
 from packstore.training.loader.column_rows import Failures
-from packstore.training.loader.rows import RowFormat, height_width
+from packstore.training.loader.looks import Look, RowFormat, height_width
 from packstore.training.loader.stats import Stats
 from packstore.training.loader.stored_images import MappedImages
-from packstore.training.random_draws import MASK
 from packstore.training.values import as_numpy
 
 
@@ -25,21 +22,23 @@ class CopyAssembler(Assembler):
 
     _stage = "read"
 
-    def __init__(self, images: MappedImages, stats: Stats, checks: ChecksumPolicy | None, form: RowFormat) -> None:
-        super().__init__(images, stats, checks, form)
+    def __init__(
+        self, images: MappedImages, max_pixels: int, stats: Stats, checks: ChecksumPolicy | None, form: RowFormat
+    ) -> None:
+        super().__init__(images, [Look(form)], max_pixels, stats, checks=checks)
         self._array = images.array
         self._stored = images.stored
         self._size = height_width(images.column)
-        self.shape = form.row_shape(self._size)
+        self._plans_groups = False
 
-    def _plan_batch(self, plan: BatchPlan, records: NDArray[np.int64], errors: Failures) -> float:
+    def _plan_batch(self, plan: BatchPlan, errors: Failures) -> float:
         """Sets the common size of the images. Reads nothing."""
-        plan.sizes = np.tile(np.array(self._size, np.int64), (len(records), 1))
+        plan.sizes = np.tile(np.array(self._size, np.int64), (len(plan.records), 1))
         return perf_counter()
 
     def _write_rows(self, plan: BatchPlan, first: int, stop: int, errors: Failures, skip: Set[int]) -> list[int]:
         """Copies all images, verifies the checksums of the copies, normalises them, and returns the damaged rows."""
-        records = plan.ids[first:stop] & MASK
+        records = plan.records[first:stop]
         out, finishes = plan.out[first:stop], self.form is not self._stored
         if finishes:
             out = torch.empty((len(out), *self._stored.row_shape(self._size)), dtype=self._stored.dtype, device="cpu")

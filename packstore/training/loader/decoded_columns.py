@@ -21,7 +21,7 @@ from packstore.images.masks import MaskHeader, decode_mask, read_mask_header
 from packstore.images.sniff import MAX_PIXELS
 from packstore.training.augment.operations import HOW_TO_COLLATE
 from packstore.training.augment.targets import place_clip, place_mask
-from packstore.training.loader.assemble import Assembler
+from packstore.training.loader.assembler import Assembler
 from packstore.training.loader.batch_plan import BatchPlan
 from packstore.training.loader.column_rows import (
     ColumnContext,
@@ -33,7 +33,7 @@ from packstore.training.loader.column_rows import (
     fill_missing,
     select_rows,
 )
-from packstore.training.loader.rows import SizeError, split_flat
+from packstore.training.loader.looks import SizeError, split_flat
 from packstore.training.pictures import ImageListReader, read_stored_array, read_stored_files
 
 
@@ -286,7 +286,7 @@ class ImageRows(ColumnRows):
     def build_value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
         """Augments and normalises the images on the device. For an optional column, returns a list with None for
         missing images."""
-        images = self.finish(self.assembler.as_images(next(there)), ids)
+        images = self.finish(self.assembler.form.as_images(next(there)), ids)
         return fill_missing(images, self.missing, kept)
 
 

@@ -20,9 +20,9 @@ from packstore.training.augment.program_operation import ProgramOperation
 from packstore.training.augment.steps import InPlace, is_per_image
 from packstore.training.augment.units import Units
 from packstore.training.loader.division import WorkDivision
+from packstore.training.loader.looks import stored_format
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
-from packstore.training.loader.rows import stored_format
 from packstore.training.loader.stats import Stats
 from packstore.training.pictures import TENSOR_DTYPES
 from packstore.training.random_draws import Draws

@@ -22,22 +22,20 @@ from packstore.training.augment.steps import is_per_image
 from packstore.training.augment.units import Units, with_units
 from packstore.training.dataset import PackedDataset
 from packstore.training.items import map_images
-from packstore.training.loader.assemble import Assembler
-from packstore.training.loader.checks import ChecksumPolicy
+from packstore.training.loader.assembler import Assembler
+from packstore.training.loader.batch_plan import ChecksumPolicy
 from packstore.training.loader.columns import ColumnReaders
 from packstore.training.loader.device_steps import DeviceSteps, DrawnForBatch
 from packstore.training.loader.division import (
+    SMALL_IMAGE_BYTES,
     choose_image_form,
     divide_loader,
     final_image_size,
     operations_at_decoding,
 )
-from packstore.training.loader.looks import Look, engine_takes
+from packstore.training.loader.looks import Look, RowFormat, engine_takes, final_format, stored_format
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
-from packstore.training.loader.record_assembler import RecordAssembler
-from packstore.training.loader.residence import SMALL_IMAGE_BYTES
-from packstore.training.loader.rows import RowFormat, final_format, stored_format
 from packstore.training.loader.stats import Stats
 from packstore.training.loader.stored_images import ArrayImages, FileImages, MappedImages, StoredImages
 from packstore.training.values import as_tensor
@@ -148,7 +146,7 @@ class Pipeline:
         decoder, checks = self.dataset.decoder, self.checks
         if self.views is not None and self.views.looks:
             images = self._make_image_reader(image, decoder, mapped=True)
-            return RecordAssembler(images, self.views.looks, decoder.max_pixels, self.stats, alone, checks)
+            return Assembler(images, self.views.looks, decoder.max_pixels, self.stats, alone, checks)
         if division.one_by_one:
             from packstore.training.loader.unequal_look import UnequalLook
 
@@ -163,7 +161,7 @@ class Pipeline:
                 alone=alone,
                 stats=self.stats,
             )
-            return RecordAssembler(images, [look], decoder.max_pixels, self.stats, alone, checks)
+            return Assembler(images, [look], decoder.max_pixels, self.stats, alone, checks)
         if self._resident:
             return self._new_assembler(image, (), alone, checks)
         return self._new_assembler(image, division.crops, alone, checks, division.form, division.programs)
@@ -205,9 +203,9 @@ class Pipeline:
         if isinstance(images, MappedImages) and not made:
             from packstore.training.loader.copy_assembler import CopyAssembler
 
-            return CopyAssembler(images, stats, checks, form or images.stored)
+            return CopyAssembler(images, decoder.max_pixels, stats, checks, form or images.stored)
         look = Look(form or images.stored, operations, programs)
-        return RecordAssembler(images, [look], decoder.max_pixels, stats, alone, checks)
+        return Assembler(images, [look], decoder.max_pixels, stats, alone, checks)
 
     def _make_image_reader(self, column: Column, decoder: Decoder, mapped: bool = False) -> StoredImages:
         """Returns the reader of a column's stored images.

@@ -224,7 +224,7 @@ class Resident:
                     assert slot is not None
                     buffer = ring.get_buffer(slot, 0, (last - first, *assembler.shape), assembler.dtype)
                     self._fill_rows(buffer, np.arange(start + first, start + last), errors)
-                    slot.shipment = ring.transport.send((buffer,), lambda tensors: assembler.as_images(tensors[0]))
+                    slot.shipment = ring.transport.send((buffer,), lambda tensors: assembler.form.as_images(tensors[0]))
                     images = slot.shipment.receive()
                     if pre_transform is not None:
                         with naming_records(pipeline.dataset.reader, np.arange(first, last), start):

@@ -19,7 +19,7 @@ from packstore.images.sniff import HeaderError, sniff
 from packstore.stores import Reader
 from packstore.stores.parts import as_image_array, read_ahead
 from packstore.training.loader.batch_plan import BatchPlan, Header
-from packstore.training.loader.rows import engine_supports, height_width, stored_format
+from packstore.training.loader.looks import engine_supports, height_width, stored_format
 from packstore.training.pictures import read_seek_indexes, read_stored_bytes, widen_for_torch
 
 _HEAD = 2048  # where nearly every frame header is
@@ -53,17 +53,16 @@ class StoredImages(ABC):
         self._unchecked = reader.unchecked_reader
         self.cold = COLD_BATCHES
 
-    def view(self, record: int) -> Any:
-        """Returns the stored bytes of a record. Checksums of the main images are verified later, by all threads."""
-        if self.is_main:
-            return self._unchecked.view(record)
-        return read_stored_bytes(self.reader, self.column, record)
+    def view(self, record: int, ahead: bool = False) -> Any:
+        """Returns the stored bytes of a record. Checksums of the main images are verified later, by all threads.
 
-    def will_need(self, view: Any) -> None:
-        """Asks the operating system to read all of a main image's stored bytes ahead. Does nothing for other columns,
-        which are read already."""
-        if self.is_main:
+        ``ahead``: ask the operating system to read a main image's bytes ahead; those of other columns are read."""
+        if not self.is_main:
+            return read_stored_bytes(self.reader, self.column, record)
+        view = self._unchecked.view(record)
+        if ahead:
             read_ahead(view)
+        return view
 
     def view_all(self, records: NDArray[np.int64]) -> Sequence[Any]:
         """Returns the stored bytes of each of ``records``, without copies.
@@ -73,23 +72,17 @@ class StoredImages(ABC):
         return self._unchecked.views(records) if self.is_main else [self.view(record) for record in records.tolist()]
 
     @abstractmethod
-    def make_requests(self, records: NDArray[np.int64], plan: BatchPlan) -> Requests | None:
+    def make_requests(self, plan: BatchPlan) -> Requests | None:
         """Builds requests to the engine for a batch's images; None if the engine does not know them.
 
-        Reads the sizes of the images into ``prepared``, and the headers of files that the engine refuses. If a header
-        is unreadable, its size is 0 x 0 and the header None; decoding raises later."""
+        Reads the sizes of the images into ``plan``, their EXIF orientations, and the headers of files that the engine
+        refuses. If a header is unreadable, its size is 0 x 0 and the header None; decoding raises later."""
 
     @abstractmethod
     def read_pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:
         """Decodes an image to pixels, without EXIF rotation. Raises :class:`PackstoreError` if that fails.
 
         16 bits become int32, for which torch has more operations; a mapped array keeps its dtype."""
-
-    def read_orientations(self, views: Sequence[Any]) -> dict[int, int]:
-        """Returns the EXIF orientations to apply, by index in ``views``. Leaves out upright images.
-
-        This default returns none."""
-        return {}
 
     def read_header(self, view: Any) -> Header:
         """Parses the header of an image file. Returns None for an array, or if the header cannot be read."""
@@ -115,20 +108,22 @@ class FileImages(StoredImages):
         self._decoder = decoder
         self._exif_transpose = exif_transpose
 
-    def make_requests(self, records: NDArray[np.int64], plan: BatchPlan) -> Requests | None:
+    def make_requests(self, plan: BatchPlan) -> Requests | None:
         """Builds the requests, with seek indexes if the store has them; None without the engine. If EXIF rotates a
         file, the engine gets an empty one, which it refuses.
 
         Swaps height and width if the EXIF orientation does. Parses the headers of files that the engine refuses;
         without the engine, of all."""
+        orientations = enumerate(map(read_orientation, plan.buffers)) if self._exif_transpose else ()
+        plan.turned = {row: orientation for row, orientation in orientations if orientation != 1}
         requests: Requests | None = None
         if self._decoder.has_engine:
             views: Sequence[Any] = plan.buffers
             if plan.turned:
                 views = [b"" if row in plan.turned else view for row, view in enumerate(views)]
-            requests = Requests(views, indexes=read_seek_indexes(self._unchecked, self.column, records))
-        headers: list[Header] = [None] * len(records)
-        sizes = np.zeros((len(records), 2), np.int64) if requests is None else requests.read_sizes()
+            requests = Requests(views, indexes=read_seek_indexes(self._unchecked, self.column, plan.records))
+        headers: list[Header] = [None] * len(plan.records)
+        sizes = np.zeros((len(plan.records), 2), np.int64) if requests is None else requests.read_sizes()
         for row in np.flatnonzero(sizes[:, 0] == 0).tolist():
             header = headers[row] = self.read_header(plan.buffers[row])
             sizes[row] = (0, 0) if header is None else (header.height, header.width)
@@ -151,11 +146,6 @@ class FileImages(StoredImages):
         """Decodes the file by the decoder; 16 bits become int32."""
         return widen_for_torch(self._decoder.decode(view, info=header), self.column)
 
-    def read_orientations(self, views: Sequence[Any]) -> dict[int, int]:
-        """Reads the orientations from the files; returns none without ``exif_transpose``."""
-        orientations = enumerate(map(read_orientation, views)) if self._exif_transpose else ()
-        return {row: orientation for row, orientation in orientations if orientation != 1}
-
     def can_decode_part(self, header: Header) -> bool:
         """Tells if the decoder can decode a part of such a file. False for an unreadable header."""
         return header is not None and self._decoder.decodes_parts(header)
@@ -175,10 +165,11 @@ class ArrayImages(StoredImages):
         self._has_shapes = column.kind == "ragged"
         self._for_engine = column.pixels in MODES or (column.layout == "CHW" and engine_supports(column))
 
-    def make_requests(self, records: NDArray[np.int64], plan: BatchPlan) -> Requests | None:
+    def make_requests(self, plan: BatchPlan) -> Requests | None:
         """Builds the requests; None for pixels of a mode that the engine does not know.
 
         Reads the shapes of arrays, or repeats their common size. A stored height or width below 1 counts as 1."""
+        records = plan.records
         plan.headers = [None] * len(records)
         if self._has_shapes:
             # A store may say anything: decoding tells, as with headers.
@@ -186,9 +177,9 @@ class ArrayImages(StoredImages):
             plan.sizes = np.maximum(shapes[:, :2].astype(np.int64), 1)
         else:
             plan.sizes = np.tile(np.array(height_width(self.column), np.int64), (len(records), 1))
-        return self._request_arrays(records, plan) if self._for_engine else None
+        return self._request_arrays(plan) if self._for_engine else None
 
-    def _request_arrays(self, records: NDArray[np.int64], plan: BatchPlan) -> Requests:
+    def _request_arrays(self, plan: BatchPlan) -> Requests:
         """Builds the requests for a batch whose sizes are known."""
         return Requests(plan.buffers, plan.sizes, NUMPY_DTYPE[self.column.dtype])
 
@@ -218,8 +209,8 @@ class MappedImages(ArrayImages):
         """Returns each of ``records`` as an array, a view of :attr:`array`, which is made on access."""
         return _SelectedImages(self.array, records)
 
-    def _request_arrays(self, records: NDArray[np.int64], plan: BatchPlan) -> Requests:
-        return Requests.of_array(self.array, records)
+    def _request_arrays(self, plan: BatchPlan) -> Requests:
+        return Requests.of_array(self.array, plan.records)
 
     def read_pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:
         """Returns the image as a view of :attr:`array`, in the stored dtype; ignores ``view``."""

@@ -20,11 +20,9 @@ from packstore.training.augment.detection import BatchBoxes
 from packstore.training.augment.operations import too_large_error
 from packstore.training.augment.resample import check_area
 from packstore.training.augment.steps import is_per_image
-from packstore.training.augment.targets import Placement
 from packstore.training.augment.unequal import DrawnOperations
-from packstore.training.loader.looks import ANY_SIZE, Drawn, Look, OfRecord
+from packstore.training.loader.looks import ANY_SIZE, Drawn, Look, OfRecord, SizeError
 from packstore.training.loader.ragged_columns import read_ragged
-from packstore.training.loader.rows import SizeError
 from packstore.training.loader.stats import Stats
 from packstore.training.loader.stored_images import StoredImages
 from packstore.training.random_draws import MASK, Draws
@@ -120,23 +118,14 @@ class DrawnUnequalLook(Drawn):
         too_large: Mapping[int, PackstoreError],
     ) -> None:
         self.look, self.out = look, out
-        self._sizes, self._draws, self._operations = sizes, draws, operations
-        self.too_large = too_large
+        self._draws, self._operations, self.placement = draws, operations, operations.placement
+        self.too_large, self.decoded_nbytes = too_large, int(sizes.prod(1).sum()) * look.images.mode.channels
         # The crop that is made while decoding, and the number of operations that it replaces.
         self._first_cuts = [operations.first_cut(row) for row in range(len(sizes))]
         self.images: list[Any] = [None] * len(sizes)
         self._decoded: dict[int, tuple[torch.Tensor, bool]] = {}  # images without their first cut; of another size?
         self._redrawn: dict[int, DrawnOperations] = {}  # of images whose size is not that of their header
         self._deferred: set[int] = set()
-
-    @property
-    def placement(self) -> Placement:
-        return self._operations.placement
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the decoded images, before any operation."""
-        return int(self._sizes.prod(1).sum()) * self.look.images.mode.channels
 
     @property
     def fits_engine(self) -> bool:

@@ -16,7 +16,7 @@ from packstore.training.augment.base import Step
 from packstore.training.augment.operations import split_operations
 from packstore.training.augment.views import View
 from packstore.training.dataset import PackedDataset
-from packstore.training.loader.assemble import Assembler
+from packstore.training.loader.assembler import Assembler
 from packstore.training.loader.batch_plan import BatchPlan
 from packstore.training.loader.column_rows import Failures, NewBuffer, Padded
 from packstore.training.loader.columns import (
@@ -28,10 +28,9 @@ from packstore.training.loader.columns import (
 )
 from packstore.training.loader.device_steps import DeviceSteps, ImageSet
 from packstore.training.loader.division import divide_work
-from packstore.training.loader.looks import Look
+from packstore.training.loader.looks import Look, final_format, stored_format
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
-from packstore.training.loader.rows import final_format, stored_format
 from packstore.training.loader.stats import Stats
 
 
@@ -88,6 +87,7 @@ class ViewColumnReader:
                 view.all_crop_ids(plan.ids),
                 view.derive_seed(plan.seed),
                 plan.epoch,
+                np.repeat(plan.records, view.count),
                 failed=[*_crop_rows(plan.failed, view.count)],
             )
             crops.sizes = np.repeat(plan.sizes, view.count, 0)
@@ -219,7 +219,7 @@ class ViewSteps:
             steps = DeviceSteps(dataset.manifest, own, stats, division, normalizer, mode, seed)
             self._steps.append((view, steps))
             if not whole:
-                self.looks.append(Look(division.form or stored, division.crops, division.programs, view))
+                self.looks.append(Look(division.form or stored, division.crops, division.programs, view, view.count))
         if any(look.form is stored for look in self.looks):  # all views share a buffer of one type
             self.looks = [replace(look, form=stored) for look in self.looks]
 

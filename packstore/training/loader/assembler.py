@@ -1,4 +1,9 @@
-"""Assembles images that are read record by record: files, which are decoded, and arrays."""
+"""Writes images of records into the rows of a batch buffer, in worker threads: files, which are decoded, and arrays.
+
+Everything except decoding and resizing runs under the GIL, so it is kept short. Values that can be computed for a whole
+batch at once are computed before slices go to the threads. Less Python also means fewer waits between threads, and
+fewer cache lines that move between cores.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +16,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.errors import DecodeError, PackstoreError, UsageError
+from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UsageError
 from packstore.images.decoders import Box
 from packstore.images.engine import Requests, get_engine
 from packstore.images.orientation import map_to_stored_box, upright
 from packstore.images.sniff import excess_pixels_message
 from packstore.training.augment.base import Crops
 from packstore.training.augment.operations import output_size
-from packstore.training.loader.assemble import Assembler, wrong_header_error
-from packstore.training.loader.batch_plan import BatchPlan, Header
-from packstore.training.loader.checks import ChecksumPolicy
+from packstore.training.loader.batch_plan import BatchPlan, ChecksumPolicy, GroupShare, ImagesByNumber
 from packstore.training.loader.column_rows import Failures
-from packstore.training.loader.looks import ANY_SIZE, DrawnLook, Look, engine_takes
-from packstore.training.loader.rows import SizeError, height_width
+from packstore.training.loader.looks import ANY_SIZE, DrawnLook, Look, SizeError, engine_takes, height_width
 from packstore.training.loader.stats import Stats
 from packstore.training.loader.stored_images import COLD_BATCHES, StoredImages
 from packstore.training.pictures import locate_error
@@ -37,12 +39,23 @@ except ImportError:  # Windows
     _THREAD = None
 
 
-class RecordAssembler(Assembler):
+class Assembler:
     """Reads, decodes, crops and resizes records into batch buffers: by the engine, or image by image if it refuses.
+    Thread-safe.
 
-    With views, a buffer is ``(B, elements)``: all crops of the first view come first, and so on.
+    Verifies checksums of the images, and adds the seconds to the statistics. With views, a buffer is ``(B, elements)``:
+    all crops of the first view come first, and so on.
 
-    While threads wait for the disk, asks the operating system to read the next batches ahead."""
+    While threads wait for the disk, asks the operating system to read the next batches ahead.
+
+    Attributes:
+        shape: Shape of a row: ``(H, W, C)``, ``(C, H, W)`` for a floating point store, or the shape of the final
+            format.
+        dtype: Dtype of a row.
+        form: Format of a row, or of a crop in a row.
+    """
+
+    _stage = "decode"
 
     def __init__(
         self,
@@ -69,7 +82,10 @@ class RecordAssembler(Assembler):
             UsageError: Operations other than flips leave images of different sizes.
             DecodeError: The first image is read, and has too many pixels.
         """
-        super().__init__(images, stats, checks, looks[0].form)
+        self._images = images
+        self._stats = stats
+        self._checks = checks
+        self.form, self.dtype = looks[0].form, looks[0].form.dtype
         self._looks = looks
         self._max_pixels = max_pixels
         self._alone = alone
@@ -124,10 +140,9 @@ class RecordAssembler(Assembler):
         """Reads height and width of an image, after EXIF rotation, from its header. Returns 0 and 0 if the header is
         unreadable."""
         images = self._images
-        alone = BatchPlan(
-            torch.empty(0), np.array([record]), 0, 0, buffers=[view], turned=images.read_orientations([view])
-        )
-        images.make_requests(alone.ids, alone)
+        one = np.array([record])
+        alone = BatchPlan(torch.empty(0), one, 0, 0, one, buffers=[view])
+        images.make_requests(alone)
         height, width = alone.sizes[0].tolist()
         return height, width
 
@@ -160,29 +175,76 @@ class RecordAssembler(Assembler):
         return sections
 
     def select_sections(self, buffer: torch.Tensor, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+        """Divides a buffer like :meth:`split_buffer`, and copies the rows of the records ``kept``.
+
+        If ``kept`` is None, returns all rows without a copy."""
         sections = self.split_buffer(buffer)
         if kept is None:
             return sections
         places = (torch.from_numpy(look.crop_places(kept)) for look in self._looks)
         return [section[rows] for section, rows in zip(sections, places, strict=True)]
 
-    def _plan_batch(self, plan: BatchPlan, records: NDArray[np.int64], errors: Failures) -> float:
-        """Gets the stored bytes of ``records``, plans their rows, and returns the time between the two."""
+    def plan_batch(
+        self,
+        out: torch.Tensor,
+        ids: NDArray[np.int64],
+        seed: int,
+        epoch: int,
+        errors: Failures,
+        absent: Set[int] = frozenset(),
+        check_all: bool = False,
+        share: GroupShare | None = None,
+    ) -> BatchPlan:
+        """Reads the records of ``ids`` and plans their rows; chooses the checksums to verify. Decodes nothing. Adds the
+        seconds to the statistics.
+
+        Args:
+            out: Rows of a batch buffer, ``(B, *shape)``.
+            ids: Ids of the records, from :class:`Epochs`, ``(B,)``.
+            seed: Seed of random operations.
+            epoch: Epoch of random operations.
+            errors: Receives failed records with their errors; None raises the first.
+            absent: Rows without an image, which are not written.
+            check_all: Verify every image, also of arrays, of which by default only some are verified.
+            share: Group of batches that are planned at once, and the rows of this one; None to plan it on its own.
+
+        Raises:
+            CorruptRecordError: ``errors`` is None, and a record is damaged; names the record and its key.
+            DecodeError: ``errors`` is None, and a record cannot be read; names the record and its key.
+            UsageError: An image is too small for its crop, whatever ``errors`` is.
+        """
+        start = perf_counter()
+        records = ids & MASK
+        plan = BatchPlan(out, ids, seed, epoch, records, records.tolist(), failed=[*absent])
+        if self._checks is not None:
+            plan.pending = self._checks.choose_checksums(records, epoch, check_all)
+            if plan.pending.faults:
+                self._note_faults(plan, errors)
+        group = None
+        if share is not None and not plan.failed:
+            group = share.group.plan_once(lambda ids: self._plan_group(ids, seed, epoch))
+        if share is None or group is None:
+            read = self._plan_batch(plan, errors)
+        else:
+            read = perf_counter()
+            plan.take_group_rows(group, share.rows)
+        self._stats.add_seconds("read", read - start)
+        self._stats.add_seconds("decode", perf_counter() - read)
+        return plan
+
+    def _plan_batch(self, plan: BatchPlan, errors: Failures) -> float:
+        """Gets the stored bytes of the records, plans their rows, and returns the time between the two."""
         images = self._images
         # A cold store is not in memory yet: the operating system is asked to read the records ahead.
         fetch = images.cold > 0
         images.cold -= fetch
-        if fetch or plan.failed or not self._try_view_all(plan, records):
+        if fetch or plan.failed or not self._try_view_all(plan):
             self._view_each(plan, errors, fetch=fetch)
         read = perf_counter()
-        self._plan_rows(plan, records)
+        self._plan_rows(plan)
         for row, error in plan.looks[0].too_large.items():
             plan.failed.append(self._note_error(errors, row, plan.numbers[row], error))
         return read
-
-    def estimate_bytes(self, plan: BatchPlan) -> int:
-        """Returns the bytes of all crops; of images one by one, those of the decoded images."""
-        return sum(look.nbytes for look in plan.looks)
 
     def _plan_group(self, ids: NDArray[np.int64], seed: int, epoch: int) -> BatchPlan | None:
         """Plans the records of several batches at once; None if each batch has to be planned by itself."""
@@ -190,26 +252,25 @@ class RecordAssembler(Assembler):
         if not self._plans_groups or self._images.cold or self._own_sizes:
             return None
         none = torch.empty((0, *self.shape), dtype=self.dtype, device="cpu")
-        plan, records = BatchPlan(none, ids, seed, epoch), ids & MASK
-        if not self._try_view_all(plan, records):
+        plan = BatchPlan(none, ids, seed, epoch, ids & MASK)
+        if not self._try_view_all(plan):
             return None
         try:
-            self._plan_rows(plan, records)
+            self._plan_rows(plan)
         except PackstoreError:
             return None  # the batch that has the record says so
         return plan if plan.requests is not None else None
 
-    def _plan_rows(self, plan: BatchPlan, records: NDArray[np.int64]) -> None:
+    def _plan_rows(self, plan: BatchPlan) -> None:
         """Plans the rows of a batch: reads headers, draws crops, and makes requests to the engine."""
-        plan.turned = self._images.read_orientations(plan.buffers)
-        requests = self._images.make_requests(records, plan)
+        requests = self._images.make_requests(plan)
         self._replace_unread(plan)
         plan.requests = self._request_rows(plan, requests)
 
-    def _try_view_all(self, plan: BatchPlan, records: NDArray[np.int64]) -> bool:
+    def _try_view_all(self, plan: BatchPlan) -> bool:
         """Gets the stored bytes of all records of the batch at once; False if any record fails."""
         try:
-            plan.buffers = self._images.view_all(records)
+            plan.buffers = self._images.view_all(plan.records)
         except PackstoreError:
             return False  # one by one it shows which
         return True
@@ -222,10 +283,7 @@ class RecordAssembler(Assembler):
                 plan.buffers.append(b"")
                 continue
             try:
-                view = images.view(record)
-                if fetch:
-                    images.will_need(view)
-                plan.buffers.append(view)
+                plan.buffers.append(images.view(record, ahead=fetch))
             except PackstoreError as error:
                 plan.failed.append(self._note_error(errors, row, record, error))
                 plan.buffers.append(b"")
@@ -248,10 +306,35 @@ class RecordAssembler(Assembler):
         ]
         if requests is None or not all(look.fits_engine for look in plan.looks):
             return None  # the row that has another size says so
-        parts = [requests.repeat(look.look.count) if self._has_views else requests for look in plan.looks]
+        if not self._has_views:
+            plan.looks[0].set_outputs(requests)
+            return requests
+        parts = [requests.repeat(look.look.count) for look in plan.looks]
         for look, part in zip(plan.looks, parts, strict=True):
             look.set_outputs(part)
         return Requests.interleave(parts, [look.count for look in self._looks])
+
+    def fill_rows(
+        self, plan: BatchPlan, first: int, stop: int, errors: Failures, skip: Set[int] = frozenset()
+    ) -> list[int]:
+        """Verifies, decodes and writes rows ``first`` … ``stop - 1`` of a planned batch. Adds the seconds to the
+        statistics.
+
+        Rows in ``skip`` need not be written.
+
+        Returns:
+            Rows that failed here, not those that failed while preparing.
+
+        Raises:
+            CorruptRecordError: ``errors`` is None, and a record is damaged; names the record and its key.
+            DecodeError: ``errors`` is None, and a record cannot be decoded; names the record and its key.
+            UsageError: An image cannot become a row, such as one of another size (:class:`SizeError`), whatever
+                ``errors`` is.
+        """
+        start = perf_counter()
+        failed = self._write_rows(plan, first, stop, errors, skip)
+        self._stats.add_seconds(self._stage, perf_counter() - start)
+        return failed
 
     def _write_rows(self, plan: BatchPlan, first: int, stop: int, errors: Failures, skip: Set[int]) -> list[int]:
         """Verifies checksums, lets the engine write the rows, decodes those that it refuses, and returns the failed
@@ -299,17 +382,19 @@ class RecordAssembler(Assembler):
     def _write_refused(self, plan: BatchPlan, row: int) -> NDArray[Any] | None:
         """Decodes a record that the engine has refused, and returns its pixels; None if its crops are written
         already."""
-        header, column, cropped = self._row_header(plan, row), self._images.column, bool(self._looks[0].operations)
-        if cropped and not self._has_views and self._images.can_decode_part(header):
+        images, turn = self._images, plan.turned.get(row, 1)
+        column, cropped = images.column, bool(self._looks[0].operations)
+        header = images.read_header(plan.buffers[row]) if plan.headers[row] is None else plan.headers[row]
+        if cropped and not self._has_views and images.can_decode_part(header):
             (planned,) = plan.looks
             assert isinstance(planned, DrawnLook)
             look = planned.select_records(row, row + 1)
             box = _box_in_stored_image(plan, row, look.crops)
-            part = upright(self._images.decode_crop(plan.buffers[row], box, header), plan.turned.get(row, 1))
+            part = upright(images.decode_crop(plan.buffers[row], box, header), turn)
             whole = np.array([(0, 0, *part.shape[:2])])
-            replace(look, crops=look.crops.replace(box=whole)).write_alone(0, part, None, column, self._images.mode)
+            replace(look, crops=look.crops.replace(box=whole)).write_alone(0, part, None, column, images.mode)
             return None
-        pixels = self._read_pixels(plan, row, header)
+        pixels = upright(images.read_pixels(plan.numbers[row], plan.buffers[row], header), turn)
         if self._is_taken and plan.requests is not None:  # refused, but its shape is right
             raise MemoryError(f"the engine has no memory for an image of {pixels.shape}")
         found = pixels.shape[1:] if column.layout == "CHW" else pixels.shape[:2]
@@ -321,18 +406,46 @@ class RecordAssembler(Assembler):
         # An image of another size than its header says is planned again, by what it has.
         of_record = None if [*found] == said else (plan.ids[row : row + 1], plan.seed, plan.epoch)
         for drawn in plan.looks:
-            drawn.write_alone(row, pixels, of_record, column, self._images.mode)
+            drawn.write_alone(row, pixels, of_record, column, images.mode)
         return None
 
-    def _row_header(self, plan: BatchPlan, row: int) -> Header:
-        """Returns the header of a row's image file; parses it if that was not done before. None if unreadable."""
-        header = plan.headers[row]
-        return self._images.read_header(plan.buffers[row]) if header is None else header
+    def _note_faults(self, plan: BatchPlan, errors: Failures) -> None:
+        """Marks records with damaged values in other columns as failed; raises the first error if ``errors`` is
+        None."""
+        assert plan.pending is not None
+        faults = plan.pending.faults
+        if errors is None:
+            # The first damaged record may be one before, with a damaged image.
+            self._verify_images(plan, 0, [self._images.view(i) for i in plan.numbers[: min(faults)]], errors)
+        for row, error in sorted(faults.items()):
+            plan.failed.append(self._note_error(errors, row, plan.numbers[row], error))
 
-    def _read_pixels(self, plan: BatchPlan, row: int, header: Header) -> NDArray[Any]:
-        """Decodes the whole image of a row, and rotates it by EXIF. Raises the errors of decoding."""
-        pixels = self._images.read_pixels(plan.numbers[row], plan.buffers[row], header)
-        return upright(pixels, plan.turned.get(row, 1))
+    def _verify_images(self, plan: BatchPlan, first: int, images: ImagesByNumber, errors: Failures) -> list[int]:
+        """Verifies pending checksums of the images of the rows from ``first`` on, and returns the damaged rows."""
+        if plan.pending is None:
+            return []
+        damaged = plan.pending.find_damaged(first, images, plan.failed)
+        return [self._note_error(errors, row, plan.numbers[row], error) for row, error in damaged]
+
+    def _note_error(self, errors: Failures, row: int, record: int, error: PackstoreError) -> int:
+        """Stores the error of a record in ``errors``, with the record's key in its text; returns ``row``. Raises the
+        error if ``errors`` is None."""
+        if isinstance(error, CorruptRecordError):  # it names the record itself
+            if errors is None:
+                raise error
+            errors[record] = error
+            return row
+        named = locate_error(error, self._images.reader, record, self._images.column.name)
+        named.record, named.__cause__ = record, error
+        if errors is None:
+            raise named
+        errors[record] = named
+        return row
+
+
+def wrong_header_error(said: Sequence[int], found: Sequence[int]) -> DecodeError:
+    """Returns the error for an image whose height and width ``found`` differ from those its header ``said``."""
+    return DecodeError(f"its header says {said[0]}x{said[1]}, and it is {found[0]}x{found[1]}")
 
 
 def _box_in_stored_image(plan: BatchPlan, row: int, crops: Crops) -> Box:
