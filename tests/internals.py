@@ -452,12 +452,18 @@ if TYPE_CHECKING:
     from packstore.training import arguments, permutation, worker_memory
     from packstore.training.arguments import unknown_argument, unknown_operation_argument
     from packstore.training.augment import crop, resample
-    from packstore.training.augment.base import SAMPLINGS, Crops, GeometricOperation, Operation, Size
+    from packstore.training.augment.base import (
+        SAMPLINGS,
+        Crops,
+        GeometricOperation,
+        Operation,
+        Size,
+        Units,
+        check_padding,
+    )
     from packstore.training.augment.crop import source_index
-    from packstore.training.augment.crop_arithmetic import log_uniform
     from packstore.training.augment.cut import Cut, write_crop
     from packstore.training.augment.detection import BatchBoxes
-    from packstore.training.augment.distributions import beta, dirichlet, uniform
     from packstore.training.augment.interpreter import run_by_torch, run_program
     from packstore.training.augment.operations import (
         apply_operations,
@@ -470,7 +476,6 @@ if TYPE_CHECKING:
     from packstore.training.augment.policies import write_steps
     from packstore.training.augment.resample import crop_and_resize_each, resize_by_products, resize_shown
     from packstore.training.augment.resample import resize as resample_images
-    from packstore.training.augment.resize_options import check_padding
     from packstore.training.augment.steps import as_operations, check_target_options, check_targets
     from packstore.training.augment.targets import (
         Move,
@@ -482,7 +487,6 @@ if TYPE_CHECKING:
     )
     from packstore.training.augment.timm_policies import OPERATIONS as TIMM_OPERATIONS
     from packstore.training.augment.unequal import DrawnOperations
-    from packstore.training.augment.units import Units
     from packstore.training.augment.views import View, parse_views
     from packstore.training.augment.warps import inverse_affine, inverse_rotation
     from packstore.training.coco_masks import coco_masks
@@ -506,7 +510,7 @@ if TYPE_CHECKING:
     from packstore.training.pictures import ImageReader
     from packstore.training.planned_images import PlannedImage, find_order, plan_pixels
     from packstore.training.planned_transforms import call_transform, has_steps, is_like_pillow
-    from packstore.training.random_draws import MASK, Draws, derive_key, mix_bits
+    from packstore.training.random_draws import MASK, Draws, beta, derive_key, dirichlet, log_uniform, mix_bits, uniform
     from packstore.training.ring import (
         CudaTransport,
         HostTransport,

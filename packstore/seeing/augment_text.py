@@ -8,7 +8,7 @@ from typing import Any
 from packstore.core.errors import UsageError
 from packstore.training import augment
 from packstore.training.augment import Operation
-from packstore.training.augment.recipe_list import RECIPES, recipe
+from packstore.training.augment.recipes import RECIPES, recipe
 from packstore.training.augment.steps import as_operations
 
 OPERATIONS = tuple(

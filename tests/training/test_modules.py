@@ -23,7 +23,7 @@ modules = {{name: each.__file__ for name, each in sys.modules.items() if name.sp
 print(json.dumps(modules))
 """
 BEHIND_OPTIONS = (
-    "augment.colour augment.mixing augment.mosaic augment.per_image augment.policies augment.recipe_list "
+    "augment.colour augment.mixing augment.mosaic augment.per_image augment.policies augment.recipes "
     "augment.targets augment.timm_policies augment.unequal augment.warps loader.copy_assembler loader.decoded_columns "
     "loader.ragged_columns loader.record_stage loader.resident loader.sampler_order loader.shards_ahead "
     "loader.unequal_look loader.views mixture"

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from packstore.training.augment.mosaic import Mosaic
     from packstore.training.augment.per_image import PerImage
     from packstore.training.augment.policies import AugMix, AutoAugment, RandAugment, ThreeAugment, TrivialAugmentWide
-    from packstore.training.augment.recipe_list import RECIPES, Recipe, recipe
+    from packstore.training.augment.recipes import RECIPES, Recipe, recipe
     from packstore.training.augment.sizes import Pad, RandomResize, RandomShortestSize, ScaleJitter
     from packstore.training.augment.steps import InPlace
     from packstore.training.augment.timm_policies import TimmAugment
@@ -64,7 +64,7 @@ _MODULES = {
         "augment.mosaic": "Mosaic",
         "augment.per_image": "PerImage",
         "augment.policies": "AugMix AutoAugment RandAugment ThreeAugment TrivialAugmentWide",
-        "augment.recipe_list": "RECIPES Recipe recipe",
+        "augment.recipes": "RECIPES Recipe recipe",
         "augment.sizes": "Pad RandomResize RandomShortestSize ScaleJitter",
         "augment.steps": "InPlace",
         "augment.timm_policies": "TimmAugment",

@@ -1,10 +1,14 @@
-"""The contracts of augmentations: all run on batches, geometric ones also while images are decoded."""
+"""The contracts of augmentations: all run on batches, geometric ones also while images are decoded.
+
+Also checks of options, whose errors name the operation and the option.
+"""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -12,8 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from packstore.core.errors import UsageError
+from packstore.core.manifest import Column, Normalization
+from packstore.core.options import show_value
+from packstore.images.sniff import MAX_PIXELS
 from packstore.training.arguments import CheckedArguments
-from packstore.training.augment.units import Units, Values, convert_colour
 from packstore.training.random_draws import Array, Draws
 
 Size = tuple[int, int]
@@ -23,6 +30,82 @@ PaddingMode = Literal["constant", "reflect", "edge", "symmetric"]
 
 SAMPLINGS = ("bilinear", "nearest", "bicubic", "box", "lanczos", "plain bilinear", "plain bicubic")
 """Interpolations; the first five are antialiased (nearest needs none), the plain ones are not."""
+
+Values = float | tuple[float, ...]
+"""One number for all channels, or one for each."""
+
+
+@dataclass(frozen=True)
+class Units:
+    """Units of normalised images: a pixel value ``x`` is stored as ``x * scale + shift``, for each channel."""
+
+    scale: tuple[float, ...]
+    shift: tuple[float, ...]
+
+    @classmethod
+    def of_normalization(cls, normalization: Normalization | None, white: float, channels: int) -> Units:
+        """Returns the units of ``(x / white - mean) / std``; without a normalisation, of ``x / white``."""
+        mean, std = ((0.0,) * channels, (1.0,) * channels)
+        if normalization is not None:
+            mean, std = normalization.mean, normalization.std
+        return cls(
+            tuple(1 / (white * each) for each in std),
+            tuple(-middle / each for middle, each in zip(mean, std, strict=True)),
+        )
+
+    @classmethod
+    def of_column(cls, column: Column, normalization: Normalization | None) -> Units | None:
+        """Returns the units of a column of images; None for files and whole numbers, whose values are the pixels'."""
+        if column.layout != "CHW":
+            return None
+        return cls.of_normalization(normalization, column.pixels.white, column.pixels.channels)
+
+    def convert(self, colour: Any) -> tuple[float, ...]:
+        """Converts a colour, a number or one for each channel, to values of each channel.
+
+        Raises :class:`UsageError` for another number of channels.
+        """
+        count = len(self.scale)
+        each = tuple(colour) if isinstance(colour, list | tuple) else (colour,) * count
+        if len(each) == 3 and len({*each}) == 1:
+            # A gray colour fits any number of channels.
+            each = each[:1] * count
+        if len(each) != count:
+            raise UsageError(
+                f"the colour {colour!r} has {len(each)} channels, and the images have {count}: give one number"
+            )
+        return tuple(n * scale + shift for n, scale, shift in zip(each, self.scale, self.shift, strict=True))
+
+
+def convert_colour(colour: Any, units: Units | None) -> Values:
+    """Converts a colour to values of images in ``units``: a single number if all channels have the same."""
+    values = units.convert(colour) if units is not None else colour
+    if not isinstance(values, list | tuple):
+        return float(values) if units is not None else values
+    return values[0] if len({*values}) == 1 else tuple(values)
+
+
+def with_units(operations: Iterable[Any], units: Units | None) -> tuple[Any, ...]:
+    """Returns operations that convert their ``fill`` and ``value`` to ``units``, at any depth. None converts nothing.
+
+    Copies operations that have other units. Other functions stay as they are.
+    """
+    return tuple(_copy_with_units(each, units) for each in operations)
+
+
+def _copy_with_units(operation: Any, units: Units | None) -> Any:
+    """Returns a copy of an operation, and of operations in it, with ``units``."""
+    if getattr(operation, "image_units", units) == units:  # also of functions, which have none
+        return operation
+    copied = copy.copy(operation)
+    object.__setattr__(copied, "image_units", units)
+    for name, value in vars(operation).items():
+        if type(value) is tuple:
+            object.__setattr__(copied, name, with_units(value, units))
+        elif hasattr(type(value), "image_units"):
+            object.__setattr__(copied, name, _copy_with_units(value, units))
+    return copied
+
 
 Step = Callable[..., Any]
 """Entry of a user's list: an :class:`Operation`, or any callable from a batch to a batch."""
@@ -191,11 +274,136 @@ class Crops:
         """True if any box is resized. Waits for the device if the arrays are on one."""
         return bool((self.size != self.box[:, 2:]).any())
 
+    def cut_window(self, top: Array, left: Array, size: tuple[Any, Any]) -> Crops:
+        """Returns these crops with a window of ``size``, at ``top`` and ``left`` in the present window.
+
+        The new window may be smaller or larger. ``size`` has numbers or arrays. Positions are in the mirrored images.
+        """
+        window = self.window
+        left = window[:, 1] + unmirror_left(left, size[1], window[:, 3], self.flip)
+        return self.replace(window=join_columns([window[:, 0] + top, left, top * 0 + size[0], top * 0 + size[1]]))
+
+    def find_visible_box(self, name: str) -> Array:
+        """Returns the box of source pixels that these crops show, int64 ``(B, 4)``, for the operation ``name``.
+
+        That operation will resize the box. Raises :class:`UsageError` if numpy crops are already resized or exceed the
+        source: two resizes cannot become one.
+        """
+        box, window = self.box, self.window
+        outside = (window[:, :2] < 0) | (window[:, :2] + window[:, 2:] > self.size)
+        if isinstance(box, np.ndarray) and (self.has_resizes or outside.any()):
+            raise UsageError(f"{name} of what is resized or padded already runs on batches, not while decoding")
+        return join_columns([box[:, :2] + window[:, :2], window[:, 2:]])
+
 
 def join_columns(columns: Sequence[Array]) -> Array:
     """Concatenates int64 columns ``(B,)`` or ``(B, k)`` to ``(B, n)``, numpy or torch."""
     columns = [c if c.ndim == 2 else c[:, None] for c in columns]
     return np.concatenate(columns, 1) if isinstance(columns[0], np.ndarray) else torch.cat(list(columns), 1)
+
+
+def where(condition: Array, yes: Array, no: Array) -> Array:
+    """Calls ``numpy.where`` or ``torch.where``."""
+    return np.where(condition, yes, no) if isinstance(condition, np.ndarray) else torch.where(condition, yes, no)
+
+
+def unmirror_left(left: Array, cut_width: Any, width: Array, flip: Array | None) -> Array:
+    """Returns where a crop of ``cut_width`` at ``left`` begins in the image before mirroring.
+
+    ``flip`` tells which images of ``width`` columns are mirrored; None mirrors nothing.
+    """
+    return left if flip is None else where(flip, width - cut_width - left, left)
+
+
+def parse_size(size: Any, what: str) -> Size:
+    """Converts a user's size to ``(height, width)``. One number stands for a square.
+
+    Raises :class:`UsageError`, which names the operation ``what``, for anything but positive integers, and for
+    more pixels than an image may have.
+    """
+    pair = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, list | tuple) else ()
+    if len(pair) != 2 or not all(isinstance(n, int) and n > 0 for n in pair):
+        raise UsageError(f"{what}: size should be a positive integer or (height, width), got {show_value(size)}")
+    if pair[0] * pair[1] > MAX_PIXELS:
+        raise UsageError(
+            f"{what}: a size of {pair[0]}x{pair[1]} has more than the {MAX_PIXELS:,} pixels that an image may have"
+        )
+    return pair
+
+
+def check_padding(operation: GeometricOperation, edges: tuple[int, int, int, int], size: Size | None = None) -> None:
+    """Raises :class:`UsageError` if padding would give images of ``size`` more pixels than an image may have.
+
+    ``edges``: pixels at the left, right, top and bottom. A ``size`` of None stands for the smallest image.
+    """
+    left, right, top, bottom = edges
+    height, width = size or (1, 1)
+    tall, wide = height + top + bottom, width + left + right
+    if tall * wide > max(MAX_PIXELS, height * width):
+        raise UsageError(
+            f"{type(operation).__name__}: padding makes images of {'at least ' * (size is None)}{tall}x{wide} pixels, "
+            f"more than the {MAX_PIXELS:,} that an image may have: choose less"
+        )
+
+
+def check_sampling(operation: GeometricOperation, interpolation: Any, antialias: Any) -> None:
+    """Raises :class:`UsageError` for an unknown ``interpolation``, or an ``antialias`` that is not a bool."""
+    known = (*SAMPLINGS[:5], "random")
+    name = type(operation).__name__
+    if interpolation not in known:
+        raise UsageError(f"{name}: interpolation should be one of {', '.join(known)}, got {interpolation!r}")
+    if not isinstance(antialias, bool):
+        raise UsageError(f"{name}: antialias should be True or False, got {antialias!r}")
+
+
+def check_probability(operation: Any, p: Any) -> None:
+    """Raises :class:`UsageError`, which names the operation, unless ``p`` is a number from 0 to 1."""
+    if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p <= 1:
+        raise UsageError(f"{type(operation).__name__}: p should be 0 … 1, got {p!r}")
+
+
+def parse_range(operation: Any, name: str, pair: Any, low: float, high: float) -> tuple[float, float]:
+    """Returns a user's pair as floats.
+
+    Raises :class:`UsageError`, which names ``operation`` and the option ``name``, unless it is two ascending numbers
+    from ``low`` to ``high``.
+    """
+    values = tuple(pair) if isinstance(pair, list | tuple) else ()
+    numbers = len(values) == 2 and all(isinstance(n, int | float) and not isinstance(n, bool) for n in values)
+    if not numbers or not low <= values[0] <= values[1] <= high:
+        raise UsageError(
+            f"{type(operation).__name__}: {name} should be (least, most) within {low:g} … {high:g}, got {pair!r}"
+        )
+    return float(values[0]), float(values[1])
+
+
+def parse_fill(operation: Operation, fill: Any, deep: bool = False) -> tuple[int, int, int] | None:
+    """Converts a fill colour, a number or three, to three rounded bytes; None stays None.
+
+    ``deep``: also accept one signed number of 24 bits, for images of more than 8 bits.
+
+    Raises :class:`UsageError` for other values.
+    """
+    values = (fill,) * 3 if isinstance(fill, int | float) else fill
+    if values is None:
+        return None
+    try:
+        red, green, blue = (round(value) for value in values)
+    except (TypeError, ValueError, OverflowError):
+        red, green, blue = -1, -1, 0
+    one = red == green == blue
+    if not (min(red, green, blue) >= 0 and max(red, green, blue) <= 255) and not (deep and one and abs(red) < 1 << 23):
+        expected = "one number, or three bytes" if deep else "a byte, 0 … 255, or three of them"
+        raise UsageError(f"{type(operation).__name__}: fill should be {expected}, got {fill!r}")
+    return red, green, blue
+
+
+def check_interpolation(operation: Operation, interpolation: Any, known: tuple[str, ...]) -> None:
+    """Raises :class:`UsageError` unless ``interpolation`` is one of ``known``."""
+    if interpolation not in known:
+        raise UsageError(
+            f"{type(operation).__name__}: interpolation should be one of {', '.join(known)}, got {interpolation!r}"
+        )
 
 
 def is_channels_last(images: Tensor) -> bool:

@@ -11,10 +11,9 @@ import numpy as np
 
 from packstore.core.errors import UsageError
 from packstore.images.programs import MOST_FACTOR, MOST_KERNEL, Code, Program, join_programs, new_program, step
-from packstore.training.augment.base import Size
-from packstore.training.augment.distributions import chance, permutation, uniform
-from packstore.training.augment.program_operation import ProgramOperation, check_probability, parse_range
-from packstore.training.random_draws import Draws
+from packstore.training.augment.base import Size, check_probability, parse_range
+from packstore.training.augment.program_operation import ProgramOperation
+from packstore.training.random_draws import Draws, chance, permutation, uniform
 
 Range = tuple[float, float]
 

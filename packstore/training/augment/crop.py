@@ -1,4 +1,4 @@
-"""Kernels that crop each image of a batch at its own position, and mirror some.
+"""Kernels that crop each image of a batch at its own position, mirror some, and fill pixels with a colour.
 
 Two kernels give equal results. :func:`crop_rows`, for the CPU, copies whole rows: one ``index_select`` over all
 possible row starts, which torch executes as one ``memcpy`` each on all its threads. :func:`crop_pixels`, for other
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from packstore.training.augment.base import Size, is_channels_last
-from packstore.training.augment.units import Values, fill_like
+from packstore.core.errors import UsageError
+from packstore.training.augment.base import Size, Values, is_channels_last
 from packstore.training.random_draws import Array
 
 
@@ -251,3 +251,41 @@ def _mirror_rows(pixels: Tensor, flip: Tensor) -> None:
     wide = next(t for t in (torch.int64, torch.int32, torch.int16, torch.uint8) if size % t.itemsize == 0)
     words = size // wide.itemsize
     pixels.view(-1).view(wide).view(-1, words).index_copy_(0, chosen, turned.view(-1).view(wide).view(-1, words))
+
+
+def check_fill(fill: Any, limits: Any) -> None:
+    """Raises :class:`UsageError` unless ``fill``, a number or one for each channel, is from ``limits.min`` to
+    ``limits.max``."""
+    for value in fill if isinstance(fill, tuple) else (fill,):
+        if not limits.min <= value <= limits.max:
+            raise UsageError(f"fill should be {limits.min} … {limits.max} for these images, got {fill!r}")
+
+
+def fill_like(fill: Values, images: Tensor) -> Tensor:
+    """Returns ``fill`` as a tensor ``(C, 1, 1)`` of the images' dtype and device; with one number, ``(1, 1, 1)``.
+
+    Raises :class:`UsageError` for values beyond a dtype of whole numbers.
+    """
+    if not images.dtype.is_floating_point:
+        check_fill(fill, torch.iinfo(images.dtype))
+    return make_channels(fill if isinstance(fill, tuple) else (fill,), images.dtype, images.device)
+
+
+def make_channels(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns values of channels as a tensor ``(C, 1, 1)``. Copies nothing to a device: the host might wait for it."""
+    return torch.stack([torch.full((1, 1), value, dtype=dtype, device=device) for value in values])
+
+
+def pad_constant(images: Tensor, edges: tuple[int, int, int, int], fill: Values) -> Tensor:
+    """Pads ``(B, C, H, W)`` with ``fill``. ``edges``: pixels at the left, right, top and bottom.
+
+    Raises :class:`UsageError` for values beyond a dtype of whole numbers.
+    """
+    value = fill_like(fill, images)
+    if not isinstance(fill, tuple):
+        return torch.nn.functional.pad(images, edges, value=fill)
+    (left, _, top, _), (height, width) = edges, images.shape[-2:]
+    padded = torch.nn.functional.pad(images, edges)  # keeps the memory format
+    padded[:] = value
+    padded[..., top : top + height, left : left + width] = images
+    return padded

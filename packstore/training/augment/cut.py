@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from packstore.training.augment.base import SAMPLINGS, Crops, PaddingMode, Size, is_channels_last
-from packstore.training.augment.crop import source_index
+from packstore.training.augment.crop import fill_like, source_index
 from packstore.training.augment.resample import check_area, resize, resize_shown
-from packstore.training.augment.units import fill_like
 
 _Four = tuple[int, int, int, int]
 

@@ -13,9 +13,7 @@ from torch import Tensor
 
 from packstore.core.errors import UsageError
 from packstore.training.arguments import parse_numbers
-from packstore.training.augment.base import Crops, GeometricOperation, Size
-from packstore.training.augment.crop_arithmetic import where, with_window
-from packstore.training.augment.program_operation import check_probability, parse_range
+from packstore.training.augment.base import Crops, GeometricOperation, Size, check_probability, parse_range, where
 from packstore.training.random_draws import Draws, to_float64, to_int64
 
 
@@ -89,7 +87,7 @@ class RandomZoomOut(_ImageByImage):
         left, top = (
             to_int64(to_float64(more) * draws.uniform(draw)) for draw, more in ((2, wide - width), (3, tall - height))
         )
-        return with_window(crops.replace(fill=self.convert_colour(self.fill)), -top, -left, (tall, wide))
+        return crops.replace(fill=self.convert_colour(self.fill)).cut_window(-top, -left, (tall, wide))
 
 
 _MOST_TRIALS = 10_000
@@ -211,7 +209,7 @@ class RandomSizeCrop(_ImageByImage):
             cut = least + draws.integers(length.clip(max=self.max_size) - least + 1, draw)
             lengths.append(cut)
             places.append(draws.integers(length - cut + 1, draw + 2))
-        return with_window(crops, places[0], places[1], (lengths[0], lengths[1]))
+        return crops.cut_window(places[0], places[1], (lengths[0], lengths[1]))
 
 
 _ROUNDS = 100

@@ -13,14 +13,12 @@ from torch import Tensor
 from packstore.core.errors import UsageError
 from packstore.images.programs import Code, Program, join_programs, new_program, step
 from packstore.training.arguments import CheckedArguments
-from packstore.training.augment.base import Size
+from packstore.training.augment.base import Size, check_probability, parse_range
 from packstore.training.augment.colour import seed_parameters
-from packstore.training.augment.crop_arithmetic import log_uniform, pick_attempt
-from packstore.training.augment.distributions import chance, normal
+from packstore.training.augment.crop import fill_like
 from packstore.training.augment.kernels import IMAGENET_BYTES
-from packstore.training.augment.program_operation import ProgramOperation, check_probability, parse_range
-from packstore.training.augment.units import fill_like
-from packstore.training.random_draws import Array, Draws
+from packstore.training.augment.program_operation import ProgramOperation
+from packstore.training.random_draws import Array, Draws, chance, log_uniform, normal, pick_attempt
 
 _ATTEMPTS = 10
 _DRAWS = 2 * _ATTEMPTS + 9

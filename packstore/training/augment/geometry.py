@@ -14,28 +14,43 @@ from torch import Tensor
 from packstore.core.errors import UsageError
 from packstore.images.programs import Code, Program, step
 from packstore.training.arguments import parse_numbers
-from packstore.training.augment.base import Crops, GeometricOperation, PaddingMode, Size, join_columns
-from packstore.training.augment.crop import crop, mirror_images
-from packstore.training.augment.crop_arithmetic import (
-    find_centred_start,
-    log_uniform,
-    pick_attempt,
-    unmirror_left,
-    visible_box,
-    where,
-    with_window,
-)
-from packstore.training.augment.program_operation import check_probability
-from packstore.training.augment.resample import crop_and_resize, resize
-from packstore.training.augment.resize_options import (
+from packstore.training.augment.base import (
+    SAMPLINGS,
+    Crops,
+    GeometricOperation,
+    PaddingMode,
+    Size,
     check_padding,
+    check_probability,
     check_sampling,
-    draw_sampling,
+    join_columns,
     parse_size,
-    sampling_indices,
+    unmirror_left,
+    where,
 )
-from packstore.training.augment.units import pad_constant
-from packstore.training.random_draws import MASK, Array, Draws, to_float64, to_int64
+from packstore.training.augment.crop import crop, mirror_images, pad_constant
+from packstore.training.augment.resample import crop_and_resize, resize
+from packstore.training.random_draws import MASK, Array, Draws, log_uniform, pick_attempt, to_float64, to_int64
+
+
+def sampling_indices(interpolation: str, antialias: bool) -> set[int]:
+    """Returns the indices in :data:`SAMPLINGS` that an interpolation may use: two for ``"random"``, else one."""
+    plain = {} if antialias else {"bilinear": "plain bilinear", "bicubic": "plain bicubic"}
+    names = ("bilinear", "bicubic") if interpolation == "random" else (interpolation,)
+    return {SAMPLINGS.index(plain.get(name, name)) for name in names}
+
+
+def draw_sampling(operation: GeometricOperation, draws: Draws, draw: int) -> Array | None:
+    """Returns the interpolation of each image, ``(B,)``: indices in :data:`SAMPLINGS`. None if all are bilinear.
+
+    Draws them if the operation has two.
+    """
+    numbers = sorted(operation.samplings)
+    if numbers == [0]:
+        return None
+    if len(numbers) == 1:
+        return draws.records * 0 + numbers[0]
+    return numbers[0] + draws.integers(2, draw) * (numbers[1] - numbers[0])
 
 
 @dataclass(frozen=True)
@@ -97,7 +112,7 @@ class Resize(GeometricOperation):
 
         Raises :class:`UsageError` if numpy crops are resized already, or exceed the image.
         """
-        box = visible_box(crops, "Resize")
+        box = crops.find_visible_box("Resize")
         height, width = box[:, 2], box[:, 3]
         if isinstance(self.size, int):
             # The same float64 arithmetic as in size_after, so the same rounding.
@@ -169,7 +184,7 @@ class CenterCrop(FixedSizeOperation):
         """Cuts a centred window of this size from the present window, which may be smaller. Draws nothing."""
         rows, columns = self._size_pair
         top, left = find_centred_start(crops.window[:, 2], rows), find_centred_start(crops.window[:, 3], columns)
-        return with_window(crops.replace(fill=self.convert_colour(0)), top, left, self._size_pair)
+        return crops.replace(fill=self.convert_colour(0)).cut_window(top, left, self._size_pair)
 
 
 @dataclass(frozen=True)
@@ -274,7 +289,7 @@ class RandomCrop(FixedSizeOperation):
             tall, wide = (rows - window[:, 2]).clip(0), (columns - window[:, 3]).clip(0)
             top = draws.integers(window[:, 2] + 2 * tall - rows + 1, 0) - tall
             left = draws.integers(window[:, 3] + 2 * wide - columns + 1, 1) - wide
-            return with_window(crops.replace(fill=self.convert_colour(self.fill)), top, left, self._size_pair)
+            return crops.replace(fill=self.convert_colour(self.fill)).cut_window(top, left, self._size_pair)
         small = (window[:, 2] + 2 * padding < rows) | (window[:, 3] + 2 * padding < columns)
         if isinstance(small, np.ndarray) and small.any():
             at = int(small.argmax())
@@ -288,7 +303,7 @@ class RandomCrop(FixedSizeOperation):
         left = draws.integers(window[:, 3] + 2 * padding - columns + 1, 1) - padding
         if padding:
             crops = crops.replace(pads=self.padding_mode, fill=self.convert_colour(self.fill))
-        return with_window(crops, top, left, self._size_pair)
+        return crops.cut_window(top, left, self._size_pair)
 
     @property
     def pads(self) -> PaddingMode:
@@ -344,7 +359,7 @@ class RandomResizedCrop(FixedSizeOperation):
 
         Raises :class:`UsageError` if numpy crops are resized already, or exceed the image.
         """
-        box = visible_box(crops, "RandomResizedCrop")
+        box = crops.find_visible_box("RandomResizedCrop")
         height, width = box[:, 2], box[:, 3]
         here = isinstance(box, np.ndarray)
         rows, columns, fit = self._draw_fitting_sizes(draws, height, width, 0, _FIRST_ATTEMPTS if here else _ATTEMPTS)
@@ -398,6 +413,20 @@ class RandomResizedCrop(FixedSizeOperation):
 _ATTEMPTS = 10
 _FIRST_ATTEMPTS = 2
 """Number of attempts that are drawn for all images; nine of ten ImageNet photos need no more."""
+
+
+def find_centred_start(length: Any, cut_length: int) -> Any:
+    """Returns the index at which a centred cut of ``cut_length`` pixels begins, as in torchvision.
+
+    - If the cut fits: ``(length - cut_length) / 2``, rounded, halves to even.
+    - If not: minus half of the missing pixels, rounded towards 0. That is the padding before the image.
+
+    ``length``: length of the image, an integer or an array.
+    """
+    spare = length - cut_length
+    half = spare >> 1
+    # If negative, floor(spare / 2) rounds away from zero: add 1 if it is odd.
+    return half + ((spare & 1) & (half & 1 | (spare < 0) * 1))
 
 
 def crop_composes_after(size: Size, before: Sequence[GeometricOperation]) -> bool:

@@ -13,8 +13,7 @@ from packstore.core.errors import UsageError
 from packstore.images.engine import augment
 from packstore.images.programs import Code, Program
 from packstore.training.augment import kernels
-from packstore.training.augment.base import is_channels_last
-from packstore.training.augment.units import Units
+from packstore.training.augment.base import Units, is_channels_last
 
 Steps = NDArray[np.void]
 

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from packstore.core.errors import UsageError
 from packstore.images.programs import ALL_WARP_FILLS, INTERPOLATIONS, unpack_fill
-from packstore.training.augment.units import Units, make_channels
+from packstore.training.augment.base import Units
+from packstore.training.augment.crop import make_channels
 from packstore.training.random_draws import MASK, mix_bits
 
 

@@ -18,16 +18,14 @@ from torch import Tensor
 from packstore.core.errors import UsageError
 from packstore.images.programs import Code, Program, join_programs, pad_program
 from packstore.training.arguments import parse_numbers
-from packstore.training.augment.base import GeometricOperation, Operation, Size
-from packstore.training.augment.distributions import chance, permutation
+from packstore.training.augment.base import GeometricOperation, Operation, Size, check_probability
 from packstore.training.augment.program_operation import (
     ProgramOperation,
     can_draw_program,
-    check_probability,
     contains_geometry,
     list_possible_steps,
 )
-from packstore.training.random_draws import Draws
+from packstore.training.random_draws import Draws, chance, permutation
 
 
 def parse_operations(operation: Operation, parts: Any, geometric: bool = True) -> tuple[Any, ...]:

@@ -19,10 +19,9 @@ from torch import Tensor
 from packstore.core.errors import UsageError
 from packstore.training.arguments import CheckedArguments
 from packstore.training.augment.base import is_channels_last
-from packstore.training.augment.distributions import GAMMA_DRAWS, beta, chance
 from packstore.training.augment.logic import draw_choice
 from packstore.training.augment.mosaic import Mosaic
-from packstore.training.random_draws import Draws
+from packstore.training.random_draws import GAMMA_DRAWS, Draws, beta, chance
 
 
 class MixedLabels(NamedTuple):

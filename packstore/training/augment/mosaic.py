@@ -14,13 +14,18 @@ from torch import Tensor
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column
 from packstore.training.arguments import CheckedArguments
-from packstore.training.augment.base import Size
+from packstore.training.augment.base import (
+    Size,
+    Units,
+    Values,
+    check_probability,
+    convert_colour,
+    parse_range,
+    parse_size,
+)
+from packstore.training.augment.crop import fill_like
 from packstore.training.augment.detection import box_areas
-from packstore.training.augment.distributions import chance
-from packstore.training.augment.program_operation import check_probability, parse_range
-from packstore.training.augment.resize_options import parse_size
-from packstore.training.augment.units import Units, Values, convert_colour, fill_like
-from packstore.training.random_draws import Draws
+from packstore.training.random_draws import Draws, chance
 
 Floats = NDArray[np.float32]
 Numbers = NDArray[np.int64]

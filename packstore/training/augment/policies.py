@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
 from packstore.images.programs import INTERPOLATIONS, Code, Program, new_program, pack_warp_flags
-from packstore.training.augment.base import Operation, Size
+from packstore.training.augment.base import Operation, Size, check_interpolation, parse_fill
 from packstore.training.augment.colour import GaussianBlur, Grayscale, RandomSolarize
-from packstore.training.augment.distributions import GAMMA_DRAWS, chance, dirichlet
 from packstore.training.augment.logic import RandomChoice
 from packstore.training.augment.policy_tables import POLICIES
-from packstore.training.augment.program_operation import ProgramOperation, check_interpolation, parse_fill
+from packstore.training.augment.program_operation import ProgramOperation
 from packstore.training.augment.warps import inverse_affine, inverse_rotation
-from packstore.training.random_draws import Draws
+from packstore.training.random_draws import GAMMA_DRAWS, Draws, chance, dirichlet
 
 Fill = float | tuple[float, float, float] | None
 Magnitudes = NDArray[np.float64]

@@ -1,5 +1,4 @@
-"""Operations that draw programs: arrays of pixel operations with their parameters, a row for each image. A program
-runs in the engine or in torch."""
+"""Operations that draw a program for each image: on the CPU the engine runs it, elsewhere torch."""
 
 from __future__ import annotations
 
@@ -124,27 +123,6 @@ def check_colours(operation: Any, channels: int, mode: str) -> None:
             )
 
 
-def check_probability(operation: Any, p: Any) -> None:
-    """Raises :class:`UsageError`, which names the operation, unless ``p`` is a number from 0 to 1."""
-    if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p <= 1:
-        raise UsageError(f"{type(operation).__name__}: p should be 0 … 1, got {p!r}")
-
-
-def parse_range(operation: Any, name: str, pair: Any, low: float, high: float) -> tuple[float, float]:
-    """Returns a user's pair as floats.
-
-    Raises :class:`UsageError`, which names ``operation`` and the option ``name``, unless it is two ascending numbers
-    from ``low`` to ``high``.
-    """
-    values = tuple(pair) if isinstance(pair, list | tuple) else ()
-    numbers = len(values) == 2 and all(isinstance(n, int | float) and not isinstance(n, bool) for n in values)
-    if not numbers or not low <= values[0] <= values[1] <= high:
-        raise UsageError(
-            f"{type(operation).__name__}: {name} should be (least, most) within {low:g} … {high:g}, got {pair!r}"
-        )
-    return float(values[0]), float(values[1])
-
-
 def can_draw_program(part: Any) -> bool:
     """Tells if an entry of a user's list can draw a program.
 
@@ -157,32 +135,3 @@ def contains_geometry(part: Any) -> bool:
     """Tells if an operation contains a crop, a resize or another operation that cannot draw programs."""
     parts = part.transforms if isinstance(part, ProgramOperation) and hasattr(part, "transforms") else ()
     return any(not can_draw_program(each) for each in parts)
-
-
-def parse_fill(operation: Operation, fill: Any, deep: bool = False) -> tuple[int, int, int] | None:
-    """Converts a fill colour, a number or three, to three rounded bytes; None stays None.
-
-    ``deep``: also accept one signed number of 24 bits, for images of more than 8 bits.
-
-    Raises :class:`UsageError` for other values.
-    """
-    values = (fill,) * 3 if isinstance(fill, int | float) else fill
-    if values is None:
-        return None
-    try:
-        red, green, blue = (round(value) for value in values)
-    except (TypeError, ValueError, OverflowError):
-        red, green, blue = -1, -1, 0
-    one = red == green == blue
-    if not (min(red, green, blue) >= 0 and max(red, green, blue) <= 255) and not (deep and one and abs(red) < 1 << 23):
-        expected = "one number, or three bytes" if deep else "a byte, 0 … 255, or three of them"
-        raise UsageError(f"{type(operation).__name__}: fill should be {expected}, got {fill!r}")
-    return red, green, blue
-
-
-def check_interpolation(operation: Operation, interpolation: Any, known: tuple[str, ...]) -> None:
-    """Raises :class:`UsageError` unless ``interpolation`` is one of ``known``."""
-    if interpolation not in known:
-        raise UsageError(
-            f"{type(operation).__name__}: interpolation should be one of {', '.join(known)}, got {interpolation!r}"
-        )

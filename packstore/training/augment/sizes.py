@@ -15,19 +15,27 @@ from torch import Tensor
 
 from packstore.core.errors import UsageError
 from packstore.training.arguments import parse_numbers
-from packstore.training.augment.base import SAMPLINGS, Crops, GeometricOperation, PaddingMode, Size, join_columns
-from packstore.training.augment.crop import source_index
-from packstore.training.augment.crop_arithmetic import visible_box, where, with_window
-from packstore.training.augment.geometry import CenterCrop, RandomCrop, padding_composes_after
-from packstore.training.augment.resample import resize
-from packstore.training.augment.resize_options import (
+from packstore.training.augment.base import (
+    SAMPLINGS,
+    Crops,
+    GeometricOperation,
+    PaddingMode,
+    Size,
     check_padding,
     check_sampling,
-    draw_sampling,
+    join_columns,
     parse_size,
+    where,
+)
+from packstore.training.augment.crop import pad_constant, source_index
+from packstore.training.augment.geometry import (
+    CenterCrop,
+    RandomCrop,
+    draw_sampling,
+    padding_composes_after,
     sampling_indices,
 )
-from packstore.training.augment.units import pad_constant
+from packstore.training.augment.resample import resize
 from packstore.training.random_draws import Array, Draws, to_float64, to_int64
 
 
@@ -71,7 +79,7 @@ class _DrawnSize(GeometricOperation):
 
         Raises :class:`UsageError` if numpy crops are resized already, or exceed the image.
         """
-        box = visible_box(crops, type(self).__name__)
+        box = crops.find_visible_box(type(self).__name__)
         sides = self.draw_size(to_float64(box[:, 2]), to_float64(box[:, 3]), draws)
         size = join_columns([to_int64(each).clip(1) for each in sides])
         return Crops(box, size, join_columns([size * 0, size]), crops.flip, sampling=draw_sampling(self, draws, 1))
@@ -260,7 +268,7 @@ class Pad(GeometricOperation):
         (left, top, right, bottom), fill = self._paddings, self.convert_colour(self.fill)
         zero = crops.window[:, 2] * 0
         size: tuple[Any, Any] = (crops.window[:, 2] + top + bottom, crops.window[:, 3] + left + right)
-        return with_window(crops.replace(pads=self.padding_mode, fill=fill), zero - top, zero - left, size)
+        return crops.replace(pads=self.padding_mode, fill=fill).cut_window(zero - top, zero - left, size)
 
     @property
     def pads(self) -> PaddingMode:

@@ -188,7 +188,7 @@ def as_operations(augment: Any, use: str = "use ") -> tuple[Any, ...]:
 def _recipe_or_policy(name: str) -> list[Any]:
     """Returns the operations of a recipe, or a list with a policy of timm."""
     from packstore.training.augment.policy_tables import TIMM_BEGINNINGS
-    from packstore.training.augment.recipe_list import recipe
+    from packstore.training.augment.recipes import recipe
 
     # A policy has a dash after a known beginning.
     beginning, dash, _ = name.partition("-")

@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
 from packstore.images.programs import INTERPOLATIONS, Code, Program, new_program, pack_warp_flags
-from packstore.training.augment.base import Size
-from packstore.training.augment.distributions import box_muller
+from packstore.training.augment.base import Size, check_interpolation, parse_fill
 from packstore.training.augment.policies import draw_chain_weights, mix_chains
 from packstore.training.augment.policy_tables import TIMM_BEGINNINGS, TIMM_POLICIES
-from packstore.training.augment.program_operation import ProgramOperation, check_interpolation, parse_fill
+from packstore.training.augment.program_operation import ProgramOperation
 from packstore.training.augment.warps import inverse_rotation
-from packstore.training.random_draws import Draws
+from packstore.training.random_draws import Draws, box_muller
 
 _RAND = (
     *("AutoContrast", "Equalize", "Invert", "Rotate", "Posterize", "Solarize", "SolarizeAdd", "Color", "Contrast"),

@@ -16,10 +16,9 @@ import numpy as np
 from packstore.core.errors import UsageError
 from packstore.core.options import show_value, whole_number
 from packstore.training.arguments import KnownArguments
-from packstore.training.augment.base import Step, join_columns
+from packstore.training.augment.base import Step, Units, join_columns, with_units
 from packstore.training.augment.operations import output_size, split_operations
 from packstore.training.augment.steps import as_operations, may_resize
-from packstore.training.augment.units import Units, with_units
 from packstore.training.random_draws import Array, Draws, derive_key
 
 _MOST = 1 << 12

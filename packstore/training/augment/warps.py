@@ -11,16 +11,9 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
 from packstore.images.programs import INTERPOLATIONS, Code, Program, pack_warp_flags, step
-from packstore.training.augment.base import Size
-from packstore.training.augment.distributions import chance, uniform
-from packstore.training.augment.program_operation import (
-    ProgramOperation,
-    check_interpolation,
-    check_probability,
-    parse_fill,
-    parse_range,
-)
-from packstore.training.random_draws import Draws
+from packstore.training.augment.base import Size, check_interpolation, check_probability, parse_fill, parse_range
+from packstore.training.augment.program_operation import ProgramOperation
+from packstore.training.random_draws import Draws, chance, uniform
 
 Fill = float | tuple[float, float, float] | None
 Range = tuple[float, float]

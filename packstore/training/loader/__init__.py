@@ -25,10 +25,9 @@ from packstore.core.options import describes, initializes, take_options, whole_n
 from packstore.core.registry import notebook_html
 from packstore.images.engine import get_engine
 from packstore.training.arguments import unknown_argument
-from packstore.training.augment.base import Operation
+from packstore.training.augment.base import Operation, Units, with_units
 from packstore.training.augment.from_torchvision import translate_augment
 from packstore.training.augment.steps import as_operations
-from packstore.training.augment.units import Units, with_units
 from packstore.training.loader.column_rows import Padded
 from packstore.training.loader.columns import refuse_missing_values, resident_obstacle
 from packstore.training.loader.division import Residence, augments_one_by_one, choose_residence

@@ -14,11 +14,10 @@ from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest
 from packstore.core.modes import RGB, Mode
 from packstore.images.programs import GEOMETRIC
-from packstore.training.augment.base import GeometricOperation, Operation, Size, Step
+from packstore.training.augment.base import GeometricOperation, Operation, Size, Step, Units
 from packstore.training.augment.operations import HOW_TO_COLLATE, apply_operations, output_size
 from packstore.training.augment.program_operation import ProgramOperation
 from packstore.training.augment.steps import InPlace, is_per_image
-from packstore.training.augment.units import Units
 from packstore.training.loader.division import WorkDivision
 from packstore.training.loader.looks import stored_format
 from packstore.training.loader.normalizer import Normalizer

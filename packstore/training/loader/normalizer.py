@@ -12,8 +12,7 @@ from packstore.core.manifest import Manifest, Normalization
 from packstore.core.modes import RGB, Mode
 from packstore.images.engine import OutputFormat
 from packstore.images.normalization import parse_normalization
-from packstore.training.augment.base import is_channels_last
-from packstore.training.augment.units import Units
+from packstore.training.augment.base import Units, is_channels_last
 from packstore.training.loader.options import LoaderOptions
 
 _SERIAL_ELEMENTS = 32768

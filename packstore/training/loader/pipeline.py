@@ -16,10 +16,9 @@ from packstore.core.errors import UsageError
 from packstore.core.manifest import Column
 from packstore.images.decoders import Decoder
 from packstore.stores.records import FetchCounts
-from packstore.training.augment.base import GeometricOperation, Step
+from packstore.training.augment.base import GeometricOperation, Step, Units, with_units
 from packstore.training.augment.program_operation import check_colours, refuse_unsupported
 from packstore.training.augment.steps import is_per_image
-from packstore.training.augment.units import Units, with_units
 from packstore.training.dataset import PackedDataset
 from packstore.training.items import map_images
 from packstore.training.loader.assembler import Assembler
