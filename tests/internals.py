@@ -174,25 +174,29 @@ if TYPE_CHECKING:
     from packstore.exports.plan import ExportStaging, find_owned_files, plan_export
     from packstore.exports.records import TfdsExport
     from packstore.exports.run import export
-    from packstore.images import decoders, image_files, masks, orientation, pillow, turbojpeg
+    from packstore.images import decoders, image_files, masks, orientation, pillow
+    from packstore.images.annotations import encode_run_lengths
     from packstore.images.decoders import backends
-    from packstore.images.display import find_window, to_display
+    from packstore.images.decoders.backends import load_region, turbo_version
     from packstore.images.encode import EncodedImage, EncodeOptions, Encoder, Encoding, parse_size
-    from packstore.images.encode.floats import cast_floats, normalization_tables, normalize, to_float32
-    from packstore.images.encode.jpeg import encode_jpeg, worst_patch
-    from packstore.images.encode.png import encode_png, fits_png
-    from packstore.images.encode.statistics import DatasetStatistics
-    from packstore.images.engine.engine import Engine, augment
+    from packstore.images.encode.arrays import (
+        DatasetStatistics,
+        cast_floats,
+        normalization_tables,
+        normalize,
+        to_float32,
+    )
+    from packstore.images.encode.files import encode_jpeg, encode_png, fits_png, worst_patch
+    from packstore.images.engine import Engine, augment, make_indexes
     from packstore.images.engine.requests import _FIELDS, OutputFormat, Requests, _Form
     from packstore.images.image_files import count_frames, decode, strip_metadata
     from packstore.images.kinds import jpeg as jpeg_headers
-    from packstore.images.kinds import tiff_directory
-    from packstore.images.kinds.exr import OpenExr
+    from packstore.images.kinds import tiff as tiff_directory
+    from packstore.images.kinds.hdr import OpenExr
     from packstore.images.kinds.jpeg import find_pictures, is_complete_jpeg, without_metadata
     from packstore.images.kinds.jxl import JpegXl
     from packstore.images.kinds.png import decode_png
-    from packstore.images.kinds.tiff_directory import list_tiff_pages
-    from packstore.images.kinds.unread import UNREAD_BYTES, UNREAD_SUFFIXES
+    from packstore.images.kinds.tiff import list_tiff_pages
     from packstore.images.losses import find_losses
     from packstore.images.masks import decode_mask, make_mask_file, read_mask_header
     from packstore.images.normalization import parse_normalization
@@ -228,7 +232,7 @@ if TYPE_CHECKING:
         unpack_fill,
         warp_as_pillow,
     )
-    from packstore.images.reading import PLAIN, Reading, convert_pixels
+    from packstore.images.reading import PLAIN, Reading, convert_pixels, find_window, to_display
     from packstore.images.resize import (
         FITS,
         TooLargeError,
@@ -240,10 +244,10 @@ if TYPE_CHECKING:
         target_size,
     )
     from packstore.images.resize import resize as resize_pixels
-    from packstore.images.run_lengths import encode_run_lengths
-    from packstore.images.seek_index import make_indexes
     from packstore.images.sniff import (
         MAX_PIXELS,
+        UNREAD_BYTES,
+        UNREAD_SUFFIXES,
         HeaderError,
         ImageInfo,
         begins_like_image,
@@ -251,7 +255,6 @@ if TYPE_CHECKING:
         max_file_bytes,
         sniff,
     )
-    from packstore.images.turbojpeg import load_region, turbo_version
     from packstore.objects import call_interruptibly, connection, direct, iterate_interruptibly
     from packstore.objects.agent import get_agent_if_forked
     from packstore.objects.connection import parse_url

@@ -90,7 +90,7 @@ ONLY_IN = {
 }
 """Libraries that only one folder of a room may import."""
 
-_KINDS_BY_NAME = ("bmp", "exr", "gif", "hdr", "heif", "jp2", "jxl", "pnm", "tiff", "webp")
+_KINDS_BY_NAME = ("by_pillow", "hdr", "heif", "jp2", "jxl", "tiff")
 LEAVES = {
     "seeing/view/": "cli/show.py testing/",
     "seeing/sheet": "cli/show.py testing/",

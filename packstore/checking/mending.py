@@ -27,8 +27,8 @@ from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.core.proof import ROW_CHECKSUM, hash_values, image_checksum, row_checksum, row_columns
 from packstore.core.registry import FORMATS
+from packstore.images.engine import index_values
 from packstore.images.orientation import count_oriented, keeps_exif
-from packstore.images.seek_index import index_values
 from packstore.packing.encoding import EXIF_ORIENTED
 from packstore.stores import Problem, Reader, StoreBuilder, format_of
 from packstore.stores.batch import BATCH_BYTES, BATCH_RECORDS

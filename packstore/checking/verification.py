@@ -222,7 +222,7 @@ class _Verification:
 
     def _find_wrong_indexes(self, images: Mapping[int, Buffer], value: ValueGetter) -> Iterator[tuple[int, str]]:
         """Yields number and problem of each record whose seek index is not that of its image file."""
-        from packstore.images.seek_index import make_indexes
+        from packstore.images.engine import make_indexes
 
         columns = self.reader.manifest.columns
         for record, index in zip(images, make_indexes([*images.values()], columns), strict=False):

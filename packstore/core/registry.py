@@ -291,11 +291,11 @@ ENCODINGS = Registry(
     "packstore.encodings",
     "packstore.images.encode.base:Encoding",
     {
-        **_list_at("packstore.images.encode.{name}:{Name}", "original jpeg"),
-        **_list_at("packstore.images.encode.pixels:{Name}", "uint8 uint16 int16 int32"),
-        "float16": "packstore.images.encode.floats:Float16",
-        "bfloat16": "packstore.images.encode.floats:BFloat16",
-        "float32": "packstore.images.encode.floats:Float32",
+        **_list_at("packstore.images.encode.files:{Name}", "original jpeg"),
+        **_list_at("packstore.images.encode.arrays:{Name}", "uint8 uint16 int16 int32"),
+        "float16": "packstore.images.encode.arrays:Float16",
+        "bfloat16": "packstore.images.encode.arrays:BFloat16",
+        "float32": "packstore.images.encode.arrays:Float32",
     },
     classes=True,
 )

@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 from packstore.core.files import open_file, sync_file_system
 from packstore.core.manifest import Manifest
 from packstore.exports.base import Export, Record, safe_name, shorten_name
-from packstore.images.kinds import SUFFIXES
+from packstore.images.sniff import SUFFIXES
 from packstore.stores import Reader
 
 IMAGE_SUFFIXES = frozenset({*SUFFIXES.values(), "jpeg", "tiff", "pgm", "pbm", "heif", "j2k", "jpx", "jpf"})

@@ -26,7 +26,7 @@ from packstore.exports import ExportOptions
 from packstore.exports.base import Export
 from packstore.images.decoders import get_decoder
 from packstore.images.encode import EncodeOptions, Encoder
-from packstore.images.encode.png import encode_png, fits_png
+from packstore.images.encode.files import encode_png, fits_png
 from packstore.images.orientation import keeps_exif, readers_transpose
 from packstore.images.reading import Reading
 from packstore.stores import Reader

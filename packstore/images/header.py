@@ -32,7 +32,7 @@ class ImageInfo(NamedTuple):
     """Parsed header of an image file.
 
     Attributes:
-        kind: Name in :data:`packstore.images.kinds.KINDS`: ``jpeg``, ``png``, ``jp2`` (JPEG 2000), ``hdr`` (Radiance) …
+        kind: Name in :data:`packstore.images.sniff.KINDS`: ``jpeg``, ``png``, ``jp2`` (JPEG 2000), ``hdr`` (Radiance) …
         width: Width in pixels as decoded, at least 1. EXIF is not applied; a TIFF's own orientation is.
         height: Height in pixels as decoded, at least 1.
         components: Samples per pixel as stored. 1: gray, or a palette. 2: gray with alpha. 3: colours. 4: CMYK in a

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from packstore.core.errors import DecodeError
 from packstore.core.modes import Mode
 from packstore.images.header import MAX_PIXELS, check_size
-from packstore.images.kinds import find_kind, get_kind
 from packstore.images.kinds.base import Frames, ImageDescription, ImageFile
 from packstore.images.pillow import (
     ORIENTATION,
@@ -21,7 +20,7 @@ from packstore.images.pillow import (
     has_alpha,
     ignoring_damage,
 )
-from packstore.images.sniff import HeaderError, ImageInfo, sniff
+from packstore.images.sniff import HeaderError, ImageInfo, find_kind, get_kind, sniff
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from packstore.core.errors import UsageError, printable
 from packstore.core.modes import MAX_CHANNELS, RGB, Mode, mode_of
-from packstore.images.kinds import get_kind
 from packstore.images.reading import Reading
-from packstore.images.sniff import HeaderError, ImageInfo
+from packstore.images.sniff import HeaderError, ImageInfo, get_kind
 
 if TYPE_CHECKING:
     from packstore.images.kinds.base import ImageDescription

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from packstore.core.manifest import Manifest
 from packstore.core.registry import ENCODINGS
-from packstore.images.kinds import KINDS, find_kind, get_kind
 from packstore.images.kinds.base import UnusualError
-from packstore.images.sniff import HeaderError, ImageInfo, sniff
+from packstore.images.sniff import KINDS, HeaderError, ImageInfo, find_kind, get_kind, sniff
 
 Box = tuple[int, int, int, int]
 Buffer = bytes | bytearray | memoryview

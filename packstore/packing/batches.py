@@ -17,7 +17,7 @@ from packstore.core.errors import CorruptRecordError, SampleError, SourceError, 
 from packstore.core.files import FileState, Location
 from packstore.core.manifest import Skipped, Tally
 from packstore.core.parallel import ordered_flat_map
-from packstore.images.seek_index import make_indexes
+from packstore.images.engine import make_indexes
 from packstore.packing.encoding import EXIF_ORIENTED
 from packstore.packing.plan import Plan, ShardCuts
 from packstore.packing.values import (

@@ -24,8 +24,8 @@ from packstore.core.progress import Progress, ProgressCallback
 from packstore.core.proof import ROW_CHECKSUM, Proof, row_columns
 from packstore.core.registry import FORMATS
 from packstore.core.urls import UrlPath
+from packstore.images.engine import index_values, reads_gray
 from packstore.images.orientation import count_oriented, keeps_exif
-from packstore.images.seek_index import index_values, reads_gray
 from packstore.packing.encoding import EXIF_ORIENTED, drop_record_counts, record_counts
 from packstore.stores import Reader, StoreBuilder
 from packstore.stores.assembly import (

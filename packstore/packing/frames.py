@@ -149,7 +149,7 @@ class FrameAligner:
                 values[name] = value
         if sample.relative and swapped:
             _scale_to_stored_size(values, self._columns, frames, size)
-        from packstore.images.turning import make_turn
+        from packstore.images.annotations import make_turn
 
         turn = make_turn(orientation, size, wanted)
         columns = {name: self._columns[name] for name, frame in frames.items() if frame != wanted}

@@ -21,8 +21,8 @@ from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import ENCODINGS, FORMATS
 from packstore.core.urls import find_bridge
 from packstore.images.encode import EncodeOptions, Encoder
+from packstore.images.engine import reads_gray, wants_index
 from packstore.images.reading import OF_SOURCES
-from packstore.images.seek_index import reads_gray, wants_index
 from packstore.packing.encoding import (
     GEOMETRY,
     make_encoder,

@@ -47,7 +47,7 @@ from packstore.stores.places.receipts import ConversionIdentity, SourcePosition
 from packstore.stores.places.resuming import InterruptedRun
 
 if TYPE_CHECKING:
-    from packstore.images.encode.statistics import DatasetStatistics
+    from packstore.images.encode.arrays import DatasetStatistics
 
 _log = logging.getLogger(__name__)
 
@@ -351,7 +351,7 @@ def with_statistics(plan: Plan, workers: int, progress: ProgressCallback) -> Pla
 
 def _compute_statistics(plan: Plan, workers: int, progress: ProgressCallback) -> DatasetStatistics:
     """Computes mean and standard deviation over the training split, or over all records if there is none."""
-    from packstore.images.encode.statistics import DatasetStatistics  # which loads fractions
+    from packstore.images.encode.arrays import DatasetStatistics  # which loads fractions
 
     names = list(plan.survey.splits)
     split = next((name for name in names if name.lower().startswith("train")), None)

@@ -16,9 +16,8 @@ from packstore.core.columns import Buffer, read_row_classes
 from packstore.core.errors import DecodeError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.images.decoders import get_decoder
-from packstore.images.display import Window, to_display
 from packstore.images.orientation import read_orientation, swaps_sides
-from packstore.images.reading import Reading
+from packstore.images.reading import Reading, Window, to_display
 from packstore.images.sniff import MAX_PIXELS, HeaderError, sniff
 from packstore.seeing.colors import class_color, text_color_on
 from packstore.stores import Reader
@@ -59,7 +58,7 @@ def make_thumbnail(
     """Returns a record's image with sides of at most ``side`` pixels, never enlarged: uint8 ``(h, w, 3)``, RGB.
 
     Scales a large JPEG while decoding it. Undoes normalisation. Shows values beyond 8 bits through ``window``, see
-    :mod:`packstore.images.display`. Returns None if the record has no image.
+    :mod:`packstore.images.reading`. Returns None if the record has no image.
 
     Raises:
         DecodeError: The image cannot be decoded. The message names the record and its key.

@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 
 from packstore.core.errors import PackstoreError, StoreError, UsageError, printable
 from packstore.core.manifest import Manifest, Split
-from packstore.images.display import PERCENTILES, Window
+from packstore.images.reading import PERCENTILES, Window
 from packstore.seeing.drawing import (
     default_font,
     draw_record,

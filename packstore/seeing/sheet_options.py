@@ -56,7 +56,7 @@ class SheetOptions:
     )
 
     def __post_init__(self) -> None:
-        from packstore.images.display import check_window
+        from packstore.images.reading import check_window
 
         check_options(self)
         check_window(self.window)

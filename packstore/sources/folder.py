@@ -7,8 +7,7 @@ from pathlib import Path
 
 from packstore.core.errors import SampleError, printable
 from packstore.core.files import Location
-from packstore.images.kinds.unread import UNREAD_BYTES, find_unread_file_kind, unread_kind_message
-from packstore.images.sniff import max_file_bytes
+from packstore.images.sniff import UNREAD_BYTES, find_unread_file_kind, max_file_bytes, unread_kind_message
 from packstore.sources.archives import open_required_tree
 from packstore.sources.base import Entry, Source, SourceOptions
 from packstore.sources.ledger import count_replaced_members, list_files

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packstore.core.errors import printable
-from packstore.images.kinds.unread import UNREAD_SUFFIXES
+from packstore.images.sniff import UNREAD_SUFFIXES
 from packstore.sources.folder_names import is_directory
 
 IMAGE_SUFFIXES = (

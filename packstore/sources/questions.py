@@ -13,8 +13,8 @@ from pathlib import Path
 
 from packstore.core.errors import AmbiguousSourceError, Answer, PackstoreError, printable
 from packstore.core.registry import SOURCES
-from packstore.images.kinds.unread import UNREAD_BYTES, find_unread_file_kind
 from packstore.images.reading import CLIPS
+from packstore.images.sniff import UNREAD_BYTES, find_unread_file_kind
 from packstore.sources.annotations import (
     NAMES_IMAGES,
     SuspectedAnnotation,

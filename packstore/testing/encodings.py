@@ -22,7 +22,7 @@ from packstore.core.manifest import Manifest, Origin
 from packstore.core.registry import ENCODINGS
 from packstore.images.decoders import get_decoder
 from packstore.images.encode import EncodedImage, EncodeOptions, Encoder, Encoding, SourceImages
-from packstore.images.encode.floats import mean_and_std, to_float32
+from packstore.images.encode.arrays import mean_and_std, to_float32
 from packstore.packing.conversion import convert
 from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import make_plan

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.images.run_lengths import fill_run_lengths
+from packstore.images.annotations import fill_run_lengths
 
 _SCALE = 5
 _MAX_STEPS = 1 << 23

@@ -21,7 +21,7 @@ from packstore.stores import Reader
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from packstore.images.display import Window
+    from packstore.images.reading import Window
 
 _UNREADABLE = b"\0"  # in place of a seek index
 _TOGETHER = 16
@@ -168,15 +168,15 @@ class ImageReader:
         pixels = self.read_pixels(reader, record)
         if not self.floats:
             return pixels
-        from packstore.images.display import denormalize
+        from packstore.images.reading import denormalize
 
         return denormalize(pixels, self.column, self.normalization)
 
     def read_for_display(self, reader: Reader, record: int, window: Window | None = None) -> Image:
-        """Reads an image as RGB for display, see :func:`packstore.images.display.to_display`."""
+        """Reads an image as RGB for display, see :func:`packstore.images.reading.to_display`."""
         from PIL.Image import fromarray
 
-        from packstore.images.display import to_display
+        from packstore.images.reading import to_display
 
         return fromarray(to_display(self.read_stored_pixels(reader, record), self.mode, window))
 

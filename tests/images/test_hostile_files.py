@@ -486,7 +486,7 @@ import sys
 from packstore import convert
 from packstore.core.errors import SourceError
 import packstore.sources.arrays.published, packstore.stores.lmdb.store, packstore.stores.lmdb.writer
-import packstore.images.encode.encoder
+import packstore.images.encode
 less_memory(400 << 20)
 try:
     convert(sys.argv[1], sys.argv[2])

@@ -21,7 +21,7 @@ _TIMEOUT_SECONDS = 300
 _CHECKS = """
 import sys
 from packstore.core.compiled import load_library
-from packstore.images.engine.engine import Engine
+from packstore.images.engine import Engine
 from tests.makers.engine_checks import check_all
 for vectors in (True, False):
     check_all(Engine(load_library(sys.argv[1]), vectors))

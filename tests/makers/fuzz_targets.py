@@ -623,17 +623,17 @@ def _mat(data: bytes) -> None:
 
 
 TARGETS = (
-    Target("sniff", _sniff, (HeaderError,), ("images/sniff.py", "kinds/jpeg.py", "kinds/tiff_directory.py")),
+    Target("sniff", _sniff, (HeaderError,), ("images/sniff.py", "kinds/jpeg.py", "kinds/tiff.py")),
     Target("jpeg", _jpeg, (), ("kinds/jpeg.py",)),
     Target("orientation", _orientation, (), ("orientation.py",)),
     Target(
         "tiff",
         _tiff,
         (DecodeError, HeaderError),
-        ("kinds/tiff.py", "kinds/tiff_directory.py", "images/image_files.py", "sources/geotiff.py"),
+        ("kinds/tiff.py", "images/image_files.py", "sources/geotiff.py"),
     ),
-    Target("seek_index", _seek_index, (), ("engine/requests.py", "engine/engine.py"), _repair_seek_index),
-    Target("engine", _engine, (), ("engine/requests.py", "engine/engine.py")),
+    Target("seek_index", _seek_index, (), ("engine/requests.py", "engine/__init__.py"), _repair_seek_index),
+    Target("engine", _engine, (), ("engine/requests.py", "engine/__init__.py")),
     Target("cifar_pickle", _pickle, (BatchError,), ("arrays/pickles.py", "pickle_machine.py")),
     Target("cifar_binary", _cifar_directory(1), (PackstoreError,), ("arrays/published.py",)),
     Target(

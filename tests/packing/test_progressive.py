@@ -19,7 +19,7 @@ from packstore.cli import cli
 from packstore.images.decoders import get_decoder
 from packstore.images.engine import get_engine
 from packstore.stores import open_store
-from tests.internals import UsageError, sniff, turbojpeg
+from tests.internals import UsageError, backends, sniff
 from tests.makers.engine_checks import good, save
 from tests.makers.images import whole_images
 from tests.makers.jpegs import noisy
@@ -33,7 +33,7 @@ PROFILE = b"profile " * 20
 @pytest.fixture(scope="module", autouse=True)
 def library(request: pytest.FixtureRequest) -> None:
     need: Need = request.getfixturevalue("need")
-    need("turbojpeg", turbojpeg.find_library("tjTransform") is not None)
+    need("turbojpeg", backends.find_library("tjTransform") is not None)
 
 
 def scans(height: int, width: int, sampling: str = "420", **options: Any) -> bytes:
@@ -151,7 +151,7 @@ def test_the_same_bytes_each_time(progressive_folder: Path, tmp_path: Path, suff
 def test_what_comes_out_with_other_pixels_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.jpg").write_bytes(scans(61, 83))
-    monkeypatch.setattr(turbojpeg, "make_baseline", lambda data: good()["420"][0])
+    monkeypatch.setattr(backends, "make_baseline", lambda data: good()["420"][0])
     report = pack(tmp_path / "photos", tmp_path / "a.lmdb")
     assert report.kept == {"came out with other pixels": 1}
     assert files_of(tmp_path / "a.lmdb") == {"a.jpg": scans(61, 83)}
@@ -169,9 +169,9 @@ def test_the_summary_names_what_is_kept(progressive_folder: Path, tmp_path: Path
 @pytest.fixture
 def no_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("PACKSTORE_TURBOJPEG", "")
-    turbojpeg._load_transform.cache_clear()
+    backends._load_transform.cache_clear()
     yield
-    turbojpeg._load_transform.cache_clear()
+    backends._load_transform.cache_clear()
 
 
 def test_without_the_library_it_is_an_error_with_advice(
@@ -185,18 +185,18 @@ def test_without_the_library_it_is_an_error_with_advice(
 
 def test_an_older_library_is_used_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of before version 3 it does not know the option for optimal tables."""
-    turbojpeg._load_transform()
+    backends._load_transform()
     data = scans(61, 83)
-    optimal = turbojpeg.make_baseline(data)
-    monkeypatch.setattr(turbojpeg, "_OPTIMIZE", 0)
-    usual = turbojpeg.make_baseline(data)
+    optimal = backends.make_baseline(data)
+    monkeypatch.setattr(backends, "_OPTIMIZE", 0)
+    usual = backends.make_baseline(data)
     assert len(optimal) <= len(usual)
     decoder = get_decoder("pillow")
     np.testing.assert_array_equal(decoder.decode(usual), decoder.decode(data))
     for wrong in (b"", b"no JPEG", data[:300]):
-        with pytest.raises(turbojpeg.NotBaselineError, match="is damaged: "):
-            turbojpeg.make_baseline(wrong)
-    assert ctypes.sizeof(turbojpeg._Transform) == 40
+        with pytest.raises(backends.NotBaselineError, match="is damaged: "):
+            backends.make_baseline(wrong)
+    assert ctypes.sizeof(backends._Transform) == 40
 
 
 @pytest.mark.slow

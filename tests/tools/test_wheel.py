@@ -218,7 +218,7 @@ def test_what_ziglang_compiles_passes_all_checks(tmp_path: Path, need: Need) -> 
     check = """
 import sys
 from packstore.core.compiled import load_library
-from packstore.images.engine.engine import Engine
+from packstore.images.engine import Engine
 from tests.makers.engine_checks import check_all
 for vectors in (True, False):
     check_all(Engine(load_library(sys.argv[1]), vectors))

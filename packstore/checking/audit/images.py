@@ -18,12 +18,11 @@ from packstore.core.columns import Buffer, find_file_columns
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UnreachableError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.images.decoders import Decoder
-from packstore.images.display import denormalize, to_display
 from packstore.images.losses import find_losses
 from packstore.images.masks import decode_mask, read_mask_header
 from packstore.images.orientation import read_orientation, readers_transpose, swaps_sides
 from packstore.images.perceptual import CROPS, SIDE, WHOLE, hash_windows, shrink_to_side, to_grey
-from packstore.images.reading import Reading
+from packstore.images.reading import Reading, denormalize, to_display
 from packstore.images.sniff import HeaderError, ImageInfo, check_header, sniff
 from packstore.stores import Reader
 

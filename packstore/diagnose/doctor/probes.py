@@ -67,7 +67,7 @@ def _describe_turbojpeg(module: Any) -> list[str]:
     """Loads PyTurboJPEG's library and returns its version."""
     if not hasattr(module, "TurboJPEG"):
         raise ImportError("the module turbojpeg is not PyTurboJPEG's (pip uninstall turbojpeg)")
-    from packstore.images.turbojpeg import library_from_environment, turbo_version
+    from packstore.images.decoders.backends import library_from_environment, turbo_version
 
     wanted = library_from_environment() or None
     module.TurboJPEG(wanted)  # without a path it loads the system's library; raises if it cannot
@@ -89,8 +89,8 @@ _DETAILS: dict[str, Callable[[Any], list[str]]] = {
 def _probe_decoders() -> Answer:
     """Examines all decoders, and measures their speed on a generated photo."""
     from packstore.images.decoders import UNAVAILABLE, available_decoders, get_decoder
+    from packstore.images.decoders.backends import find_region_library, library_from_environment, turbo_version
     from packstore.images.engine import engine_problem
-    from packstore.images.turbojpeg import find_region_library, library_from_environment, turbo_version
 
     decoders: dict[str, Answer] = {}
     for name, text in available_decoders().items():

@@ -25,9 +25,9 @@ from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest
 from packstore.exports.base import BLOCK_BYTES, Record
 from packstore.exports.folder import FolderExport
+from packstore.images.annotations import make_turn
 from packstore.images.orientation import read_orientation, readers_transpose, swaps_sides
 from packstore.images.sniff import HeaderError, sniff
-from packstore.images.turning import make_turn
 from packstore.stores import Reader
 from packstore.stores.export_manifest import ExportManifest, RecordLines
 

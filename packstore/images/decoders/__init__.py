@@ -21,12 +21,10 @@ from packstore.core.errors import DecodeError, UsageError, printable
 from packstore.images.decoders import backends
 from packstore.images.engine import get_engine
 from packstore.images.header import check_cost
-from packstore.images.kinds import find_kind
 from packstore.images.kinds.jpeg import is_complete_jpeg
 from packstore.images.orientation import read_orientation, upright
 from packstore.images.reading import DECODERS, PLAIN, Reading, convert_pixels
-from packstore.images.sniff import MAX_PIXELS, HeaderError, ImageInfo, sniff
-from packstore.images.turbojpeg import load_region
+from packstore.images.sniff import MAX_PIXELS, HeaderError, ImageInfo, find_kind, sniff
 
 if TYPE_CHECKING:
     import numpy as np
@@ -92,7 +90,7 @@ class Decoder:
         self.max_pixels = max_pixels
         self.reading = reading
         self._fast, self.version = _load_library(name)
-        self._region = load_region() if name in _WITH_TURBOJPEG else None
+        self._region = backends.load_region() if name in _WITH_TURBOJPEG else None
         gray = reading.pixels.channels == 1 and reading.pixels.dtype == "uint8" and not reading.frame
         self._channels = 1 if gray else 3
         self.has_engine = name == "engine" and (reading.is_plain or gray)

@@ -5,20 +5,21 @@ from __future__ import annotations
 import functools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.columns import NUMPY_DTYPE, Buffer, ImageData
-from packstore.core.errors import SampleError, UsageError, printable
+from packstore.core.errors import DecodeError, SampleError, UsageError, printable
 from packstore.core.manifest import Column, Normalization
 from packstore.core.modes import RGB, Mode
+from packstore.images.decoders import TOLERANCE, Decoder, get_decoder
 from packstore.images.encode.options import GEOMETRY, EncodeOptions
 from packstore.images.engine import is_plain_jpeg
-from packstore.images.kinds import get_kind
 from packstore.images.losses import examine_losses, losses_error
+from packstore.images.orientation import read_orientation, swaps_sides
 from packstore.images.reading import convert_pixels
 from packstore.images.resize import Pixels, compute_limited_size, resize_to_fit, shrink_to_limits, target_size
 from packstore.images.sniff import (
@@ -26,12 +27,10 @@ from packstore.images.sniff import (
     ImageInfo,
     check_header,
     excess_pixels_message,
+    get_kind,
     sniff,
     unread_bits_message,
 )
-
-if TYPE_CHECKING:
-    from packstore.images.decoders import Decoder
 
 
 class EncodedImage(NamedTuple):
@@ -63,7 +62,7 @@ class SourceImages:
 
     Attributes:
         options: The encode options.
-        encoding: Encoding of the source: :class:`~packstore.images.encode.original.Original` for image files, ``Uint8``
+        encoding: Encoding of the source: :class:`~packstore.images.encode.files.Original` for image files, ``Uint8``
             for arrays, or that of a store.
         normalization: Normalisation of a source of floats.
         mode: Mode of a source of arrays. A source of files does not use it.
@@ -84,8 +83,6 @@ class SourceImages:
     @functools.cached_property
     def decoder(self) -> Decoder:
         """Decoder by the options; loaded at first use. Raises :class:`UsageError` if it is not available."""
-        from packstore.images.decoders import get_decoder
-
         options = self.options
         return get_decoder(options.decoder, max_pixels=options.max_pixels, reading=options.reading)
 
@@ -154,8 +151,6 @@ class SourceImages:
     def read_orientation(self, image: bytes | memoryview) -> int:
         """Returns the EXIF orientation of an image file. Uses the cached header if :meth:`check_file` has just parsed
         it."""
-        from packstore.images.orientation import read_orientation
-
         latest, info = getattr(_thread, "latest", (None, None))
         return read_orientation(image, info if latest is image else None)
 
@@ -167,8 +162,6 @@ class SourceImages:
             return ((height, width),)
         if self.options.check == "none":
             return ()
-        from packstore.images.orientation import read_orientation, swaps_sides
-
         info = self.parse_header(image)
         turned = self.options.exif_transpose and swaps_sides(read_orientation(image, info))
         return ((info.width, info.height) if turned else (info.height, info.width),)
@@ -282,14 +275,6 @@ class Encoding(ABC):
         Returns None if the difference is so small that another version of a library may have made it. By default
         compares pixels: by at most 0, or with resizing a small tolerance. Arrays must have equal sizes:
         :meth:`compare` checks it."""
-        from packstore.images.decoders import TOLERANCE
-        from packstore.images.encode.differences import (
-            RESIZE_TOLERANCE,
-            describe_file_difference,
-            describe_pixel_difference,
-            describe_value_difference,
-        )
-
         allowed = RESIZE_TOLERANCE if self.options.resizes else TOLERANCE
         if self.layout is None:
             decoder = self.images.decoder
@@ -352,8 +337,6 @@ class Encoding(ABC):
         plain = info is not None and info.sof and not info.app1_at
         oriented = False
         if not plain:
-            from packstore.images.orientation import read_orientation
-
             oriented = read_orientation(data, info) != 1
         if self.options.check != "decode":
             return EncodedImage(data, None, None, oriented, images.last_conversions())
@@ -394,8 +377,6 @@ class Encoding(ABC):
         if found == wanted:
             return None
         if self.passes_through:
-            from packstore.images.encode.differences import describe_byte_difference
-
             return describe_byte_difference(found, wanted)
         if self.layout is not None and found.nbytes != wanted.nbytes:
             return f"it has {found.nbytes} bytes, expected {wanted.nbytes} (shape {expected.shape})"
@@ -422,3 +403,56 @@ class Encoding(ABC):
                 f"the encoding {self.name} does not hold images of mode {self.mode}; use --encoding {self.mode.dtype}"
                 f"{instead}"
             )
+
+
+RESIZE_TOLERANCE = 1
+"""Largest difference of a pixel value (of 255) between resizing here and with another torch or processor
+(AVX-512, AVX2 and plain code of torch 2.13 do not differ at all)."""
+
+
+def describe_byte_difference(found: memoryview, expected: memoryview) -> str:
+    """Describes how two unequal records differ, by size or by number of bytes and first place."""
+    if found.nbytes != expected.nbytes:
+        return f"it has {found.nbytes} bytes, the source {expected.nbytes}"
+    unequal = np.frombuffer(found, np.uint8) != np.frombuffer(expected, np.uint8)
+    return f"{np.count_nonzero(unequal)} of {found.nbytes} bytes differ, the first at {int(unequal.argmax())}"
+
+
+def describe_file_difference(
+    decoder: Decoder, wanted: Pixels, found: memoryview, measure: Callable[[Pixels, Pixels], str | None]
+) -> str | None:
+    """Describes how the image file ``found`` differs from the pixels ``wanted``. Returns None if there is no
+    difference.
+
+    Describes damage or another size, or returns ``measure`` of both pixels."""
+    try:
+        pixels = decoder.decode(found)
+    except DecodeError as error:
+        return f"it does not decode: {error}"
+    if pixels.shape != wanted.shape:
+        return f"it has {pixels.shape[0]}x{pixels.shape[1]} pixels, expected {wanted.shape[0]}x{wanted.shape[1]}"
+    return measure(pixels, wanted)
+
+
+def describe_pixel_difference(pixels: Pixels, wanted: Pixels, allowed: int = 0) -> str | None:
+    """Returns a text with the number of pixels that differ by more than ``allowed`` of 255 in any channel.
+
+    Returns None if there are none. Both images must have one shape; not checked here."""
+    differ = np.abs(pixels.astype(np.int16) - wanted) > allowed if allowed else pixels != wanted
+    unequal = differ.any(2)
+    if not unequal.any():
+        return None
+    margin = f" by more than {allowed} of 255" if allowed else ""
+    return f"{np.count_nonzero(unequal)} of {unequal.size} pixels differ{margin}"
+
+
+def describe_value_difference(difference: NDArray[Any], limit: Any, tolerance: str) -> str | None:
+    """Returns a text with the number of values whose ``difference`` exceeds ``limit`` or is not a number. Returns None
+    if there are none.
+
+    ``limit``: an array or a number. ``tolerance``: the limit as text."""
+    wrong = ~(difference <= limit)
+    if not wrong.any():
+        return None
+    worst = float("nan") if np.isnan(difference).any() else float(np.where(wrong, difference, 0).max())
+    return f"{np.count_nonzero(wrong)} of {wrong.size} values differ by up to {worst:g}, allowed are {tolerance}"

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from packstore.core.errors import DecodeError
 from packstore.core.modes import Mode, mode_of, parse_mode
 from packstore.images.header import HeaderError, ImageInfo
-from packstore.images.kinds import CODESTREAM
 from packstore.images.kinds.base import ImageDescription, ImageFile, damaged_image, import_extra
+from packstore.images.sniff import CODESTREAM
 
 _MOST_BITS = 38  # T.800, table A.11
 _MOST_CHANNELS = 4  # that Pillow reads

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from packstore.core.modes import Mode, mode_of, parse_mode
 from packstore.images.header import HeaderError, ImageInfo
-from packstore.images.kinds.base import OwnFile
-from packstore.images.mode_dtypes import find_mode_dtype, to_mode_dtype
+from packstore.images.kinds.base import OwnFile, find_mode_dtype, to_mode_dtype
 
 _FEW = 4
 """Largest length of an axis that is taken for channels."""

@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 from packstore.core.errors import UsageError
-from packstore.images.display import Window, check_window
+from packstore.images.reading import Window, check_window
 from packstore.seeing.view.findings import read_findings
 from packstore.stores import open_store
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from packstore.core.errors import PackstoreError, UsageError
 from packstore.core.parallel import default_workers
-from packstore.images.display import Window
+from packstore.images.reading import Window
 from packstore.seeing.facts import ImageHeaders, Report, choose_sample, is_damage, read_headers
 from packstore.seeing.view.findings import DAMAGE, MOST_MARKED, Findings
 from packstore.seeing.view.images import BrowserImages

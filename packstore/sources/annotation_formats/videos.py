@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from packstore.images.run_lengths import compute_run_lengths_box, decode_run_lengths, encode_run_lengths
+from packstore.images.annotations import compute_run_lengths_box, decode_run_lengths, encode_run_lengths
 from packstore.sources.annotation_formats import parsing, shapes
 from packstore.sources.annotation_formats.documents import document
 from packstore.sources.annotation_formats.shapes import Document, Listed, Parts, Picture, Tag

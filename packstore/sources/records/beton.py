@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.plainjson import load_json
-from packstore.images.encode.png import encode_png
+from packstore.images.encode.files import encode_png
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Kind
 from packstore.sources.columns import BYTES, FILE, JSON, ValueType

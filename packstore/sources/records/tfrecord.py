@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
-from packstore.images.encode.png import encode_png
+from packstore.images.encode.files import encode_png
 from packstore.sources.base import Kind, SourceOptions
 from packstore.sources.columns import make_column_names
 from packstore.sources.records import RecordFiles, refuse_missing_shards

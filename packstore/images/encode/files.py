@@ -1,19 +1,76 @@
-"""The encoding ``jpeg``: re-encodes images, usually after resizing them."""
+"""Encodings as image files: ``original`` keeps files, ``jpeg`` encodes images again. :func:`encode_png` writes PNG."""
 
 from __future__ import annotations
 
 import functools
-from typing import cast
+import io
+import struct
+import zlib
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.columns import ImageData
-from packstore.core.errors import SampleError, UsageError
-from packstore.images.encode.base import EncodedImage, Encoding
-from packstore.images.encode.differences import describe_file_difference
+from packstore.core.errors import DecodeError, SampleError, UsageError
+from packstore.core.modes import Mode
+from packstore.images.decoders import backends
+from packstore.images.encode.base import EncodedImage, Encoding, SourceImages, describe_file_difference
 from packstore.images.encode.options import GEOMETRY, MAX_SIDE
 from packstore.images.resize import Pixels
+
+
+class Original(Encoding):
+    """Stores image files unchanged. A source of arrays has no files: its arrays are stored in its own encoding.
+
+    The option ``progressive`` rewrites progressive JPEG files as baseline files with the same pixels and metadata.
+    """
+
+    name = "original"
+    accepts = frozenset({"exif_transpose", "progressive"})
+    keeps_exif = True
+
+    def __init__(self, images: SourceImages, shape: tuple[int, ...] | None = None) -> None:
+        super().__init__(images, shape)
+        self.passes_through = self.passes_through and self.options.progressive is None
+
+    @classmethod
+    def choose_for_source(cls, source: type[Encoding]) -> type[Encoding]:
+        """Returns this encoding for a source of image files. Returns ``source`` for a source of arrays, which stay
+        unchanged."""
+        return cls if source.layout is None else source
+
+    @classmethod
+    def stores_unchanged(cls, source: type[Encoding]) -> bool:
+        """Tells if the source gives image files, not arrays."""
+        return source.layout is None
+
+    def versions(self) -> dict[str, str]:
+        """Adds the version of TurboJPEG, by the role ``TurboJPEG``, if progressive files are rewritten. Raises
+        :class:`UsageError` if the library is missing."""
+        if self.options.progressive is None:
+            return super().versions()
+        return super().versions() | {"TurboJPEG": backends.find_baseline_version()}
+
+    def encode(self, key: str, image: ImageData) -> EncodedImage:
+        """Returns the file unchanged, or a progressive JPEG rewritten as baseline.
+
+        Rewriting must not change a pixel. If it fails or would, the file is kept, and :attr:`EncodedImage.kept` says
+        why."""
+        kept = self.keep_unchanged(key, image)
+        if isinstance(image, np.ndarray) or bytes(image[:2]) != b"\xff\xd8":
+            return kept
+        if not self.images.parse_header(image).progressive:
+            return kept
+        decoder, data = self.images.decoder, bytes(image)
+        try:
+            record = backends.make_baseline(data)
+            # Verified by other code than the transformation: both files are decoded and compared.
+            same = np.array_equal(decoder.decode(data), decoder.decode(record))
+        except (backends.NotBaselineError, DecodeError) as error:
+            return kept._replace(kept=str(error))
+        return kept._replace(record=record) if same else kept._replace(kept="came out with other pixels")
+
 
 MEAN_TOLERANCE = 0.5
 """Largest mean difference of pixel values (of 255) between a JPEG record and the same image encoded again.
@@ -120,3 +177,41 @@ def worst_patch(difference: NDArray[np.int16]) -> tuple[float, int, int]:
             sums = np.take(sums, range(sums.shape[axis] - 1), axis) + np.take(sums, range(1, sums.shape[axis]), axis)
     row, column = divmod(int(sums.argmax()), sums.shape[1])
     return float(sums[row, column]) / (8 * 8 * channels), row * 4 + 4, column * 4 + 4
+
+
+_COLOUR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}
+"""Colour type in a PNG header (third edition, 11.2.1), by number of channels."""
+
+
+def fits_png(mode: Mode) -> bool:
+    """Tells if PNG can store every pixel value of a mode."""
+    return mode.dtype in ("uint8", "uint16") and mode.channels in _COLOUR_TYPES and not mode.name.startswith("multi")
+
+
+def encode_png(pixels: NDArray[Any]) -> bytes:
+    """Encodes pixels, uint8 or uint16 ``(H, W, C)`` with 1 to 4 channels, as a PNG file.
+
+    Pillow writes 8 bits and 16-bit gray. It has no mode for other 16-bit images: these are written here without row
+    filters."""
+    if pixels.dtype == np.uint16 and pixels.shape[2] > 1:
+        return _encode_16_bit(pixels)
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)).save(out, "PNG")
+    return out.getvalue()
+
+
+def _encode_16_bit(pixels: NDArray[np.uint16]) -> bytes:
+    """Encodes 16-bit pixels as a PNG file without row filters."""
+    height, width, channels = pixels.shape
+    header = struct.pack(">IIBBBBB", width, height, 16, _COLOUR_TYPES[channels], 0, 0, 0)
+    rows = np.zeros((height, 1 + width * channels * 2), np.uint8)  # byte 0 of a row: filter type none
+    rows[:, 1:] = pixels.astype(">u2").reshape(height, -1).view(np.uint8)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes())), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_make_chunk(name, content) for name, content in chunks)
+
+
+def _make_chunk(name: bytes, content: bytes) -> bytes:
+    """Returns a PNG chunk with its length and checksum."""
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
