@@ -386,7 +386,7 @@ if TYPE_CHECKING:
     from packstore.sources.webdataset import WebDatasetSource
     from packstore.sources.yamltext import is_yaml_bool, is_yaml_null, load_yaml, parse_yaml_int
     from packstore.sources.yolo import YoloSource, layout
-    from packstore.stores import Problem, Reader, assembly, proven, spools
+    from packstore.stores import Problem, Reader, proven
     from packstore.stores import folder as sharded
     from packstore.stores import keys as store_keys
     from packstore.stores import remote_objects as copies
@@ -436,7 +436,7 @@ if TYPE_CHECKING:
     from packstore.stores.proven import ARRAY_SHARE, Proven, SparinglyProven
     from packstore.stores.pth import zip
     from packstore.stores.pth.pickle_machine import PickleError
-    from packstore.stores.pth.pickles import Tensor, dump_dict, unpickle
+    from packstore.stores.pth.store import Tensor, dump_dict, unpickle
     from packstore.stores.pth.zip import build_headers
     from packstore.stores.records import OneFile, Records, disk_bytes
     from packstore.stores.remote_objects import (
@@ -451,7 +451,7 @@ if TYPE_CHECKING:
     )
     from packstore.stores.remote_shards import RemoteShards
     from packstore.stores.scavenge import correct_manifest, find_manifest, list_array_sizes, view_column
-    from packstore.stores.spools import ColumnSpool, OffsetSpool
+    from packstore.stores.staged_columns import ColumnSpool, OffsetSpool
     from packstore.training import arguments, permutation, worker_memory
     from packstore.training.arguments import unknown_argument, unknown_operation_argument
     from packstore.training.augment import crop, resample

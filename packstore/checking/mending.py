@@ -31,9 +31,9 @@ from packstore.images.engine import index_values
 from packstore.images.orientation import count_oriented, keeps_exif
 from packstore.packing.encoding import EXIF_ORIENTED
 from packstore.stores import Problem, Reader, StoreBuilder, format_of
-from packstore.stores.batch import BATCH_BYTES, BATCH_RECORDS
 from packstore.stores.linked import read_link_values, relative_link_folder
 from packstore.stores.opening import open_reader
+from packstore.stores.staged_columns import BATCH_BYTES, BATCH_RECORDS
 
 
 def repair_files(

@@ -34,7 +34,6 @@ from packstore.core.shards import TABLE_ROW, ShardTable, shard_name
 from packstore.core.urls import check_paths
 from packstore.images.sniff import HeaderError, sniff
 from packstore.stores import Problem
-from packstore.stores.batch import check_batch
 from packstore.stores.folder import read_table
 from packstore.stores.format import Format
 from packstore.stores.opening import directory_format, open_reader, scavenge_file
@@ -42,6 +41,7 @@ from packstore.stores.parts import decode_key
 from packstore.stores.places.owned import is_shard_name, parse_shard_number
 from packstore.stores.places.work import find_writer, list_needless_files
 from packstore.stores.scavenge import RecoveredManifest, ScavengedData, find_manifest, scavenge_reader
+from packstore.stores.staged_columns import check_batch
 
 _STATE_NOTES = {
     "intact": "",

@@ -38,11 +38,11 @@ from packstore.core.proof import (
     row_columns,
 )
 from packstore.stores import Problem, Reader
-from packstore.stores.batch import BATCH_BYTES, BATCH_RECORDS
 from packstore.stores.keys import digest_keys
 from packstore.stores.linked import LinkError
 from packstore.stores.places import Place, place_of
 from packstore.stores.places.work import list_needless_files
+from packstore.stores.staged_columns import BATCH_BYTES, BATCH_RECORDS
 
 if TYPE_CHECKING:
     from packstore.images.decoders import Decoder

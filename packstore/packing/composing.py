@@ -36,7 +36,6 @@ from packstore.stores.assembly import (
     list_shards,
     write_manifest_and_table,
 )
-from packstore.stores.batch import BATCH_BYTES, BATCH_RECORDS
 from packstore.stores.folder import columns_match
 from packstore.stores.lenses import map_class_numbers
 from packstore.stores.linked import read_link_values, relative_link_folder
@@ -47,6 +46,7 @@ from packstore.stores.places.owned import list_owned_files, remove_unfinished
 from packstore.stores.places.work import KEPT
 from packstore.stores.proven import DamagedCopies
 from packstore.stores.remote_objects import fetch_shard_manifest
+from packstore.stores.staged_columns import BATCH_BYTES, BATCH_RECORDS
 
 LinkGetter = Callable[[Reader, NDArray[np.int64]], dict[str, Any]]
 """Returns the links of some records of a store, as values by column."""

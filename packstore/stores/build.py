@@ -27,7 +27,6 @@ from packstore.core.registry import FORMATS
 from packstore.core.shards import ShardTable
 from packstore.core.urls import check_paths
 from packstore.stores.assembly import write_manifest_and_table
-from packstore.stores.batch import KEY_HASHES, SplitRanges, prepare_batch
 from packstore.stores.format import Format
 from packstore.stores.keys import refuse_duplicates
 from packstore.stores.output import OutputFile, OutputFiles
@@ -36,7 +35,7 @@ from packstore.stores.places.owned import list_owned_files
 from packstore.stores.places.receipts import ConversionIdentity, SourcePosition
 from packstore.stores.places.resuming import InterruptedRun, Journal, find_interrupted_run
 from packstore.stores.places.work import COLUMNS, list_runs, remove_run
-from packstore.stores.spools import ColumnSpool, to_flat_buffers
+from packstore.stores.staged_columns import KEY_HASHES, ColumnSpool, SplitRanges, prepare_batch, to_flat_buffers
 
 _log = logging.getLogger(__name__)
 

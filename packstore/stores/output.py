@@ -21,7 +21,7 @@ from packstore.core.shards import Shard
 from packstore.stores.assembly import differs_error
 from packstore.stores.format import FileWriter, Format
 from packstore.stores.places.resuming import InterruptedRun
-from packstore.stores.spools import describe_column
+from packstore.stores.staged_columns import describe_column
 
 _BATCH_BYTES = 4 << 20
 

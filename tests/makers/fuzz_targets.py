@@ -741,8 +741,8 @@ TARGETS = (
         _repair_export,
     ),
     Target("offsets", _offsets, (), ("stores/parts.py",)),
-    Target("torch_pickle", unpickle, (PickleError,), ("pth/pickles.py", "pickle_machine.py")),
-    Target("pth", _store("s.pth"), (PackstoreError,), ("pth/zip.py", "pth/pickles.py", "pth/store.py")),
+    Target("torch_pickle", unpickle, (PickleError,), ("pth/store.py", "pickle_machine.py")),
+    Target("pth", _store("s.pth"), (PackstoreError,), ("pth/zip.py", "pth/store.py")),
     Target("lmdb", _store("s.lmdb"), (PackstoreError,), ("lmdb/pages.py", "lmdb/store.py")),
     Target("hdf5", _store("s.h5"), (PackstoreError,), ("hdf5/file.py", "hdf5/store.py"), _repair_hdf5),
 )  # fmt: skip

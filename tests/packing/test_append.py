@@ -27,7 +27,6 @@ from tests.internals import (
     UsageError,
     WorkDirectory,
     append_report_rows,
-    assembly,
     find_leftovers,
     growth,
     remote_publish,
@@ -416,15 +415,15 @@ def test_an_error_while_publishing(
     store, second = tmp_path / "x.h5", part("second", lambda key: "/cat/" in key)
     packstore.convert(part("first", lambda key: "/cat/" not in key), store, shard_size=3000 if sharded else None)
     before = content(store)
-    home = {"link_shards": assembly, "write_manifest_and_table": assembly, "_refuse_changed": growth._LocalGrowth}
-    real = getattr(home.get(step, growth), step)
+    home = growth._LocalGrowth if step == "_refuse_changed" else growth
+    real = getattr(home, step)
 
     def fail(*arguments: Any) -> None:
         real(*arguments)
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(home.get(step, growth), step, fail)
+        patch.setattr(home, step, fail)
         with pytest.raises(DestinationError):
             packstore.append(store, second)
     assert not work_path(store).exists()

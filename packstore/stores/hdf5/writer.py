@@ -26,7 +26,7 @@ from packstore.core.columns import NUMPY_DTYPE, Buffer, Ragged, WholeColumn
 from packstore.core.files import beyond_standard_streams, drop, open_file
 from packstore.core.manifest import Column, Manifest
 from packstore.stores.format import FileWriter
-from packstore.stores.spools import OffsetSpool
+from packstore.stores.staged_columns import OffsetSpool
 
 IMAGES_START = 4096
 """Offset of the images in the file: the first aligned one after the headers of the root and ``/image``."""

@@ -20,13 +20,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from packstore.core.errors import DestinationError, printable
 from packstore.core.files import MANIFEST_FILE, device_and_inode, sync_directory, sync_file_system, sync_tree, writing
 from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback
 from packstore.core.registry import FORMATS
+from packstore.stores.assembly import ShardList, link_shards, list_shards, write_manifest_and_table
 from packstore.stores.opening import read_manifest
 from packstore.stores.places.base import ExportDraft, Growth, Place, StoreDraft, exists_error
 from packstore.stores.places.owned import NotAStoreError, list_owned_files
@@ -45,9 +46,6 @@ from packstore.stores.places.work import (
     read_owner,
     work_path,
 )
-
-if TYPE_CHECKING:
-    from packstore.stores.assembly import ShardList
 
 _log = logging.getLogger(__name__)
 
@@ -366,8 +364,6 @@ class _LocalGrowth(Growth):
         return self._old
 
     def list_shards(self) -> ShardList:
-        from packstore.stores.assembly import list_shards  # its package imports this module
-
         return list_shards(self._path, self._old)
 
     def publish(self, new: Manifest, parts: ShardList, request: Any, progress: ProgressCallback) -> None:
@@ -381,8 +377,6 @@ class _LocalGrowth(Growth):
 
     def _exchange(self, staged: Path, new: Manifest, parts: ShardList, request: Any) -> None:
         """Exchanges a store of one file for a directory of shards."""
-        from packstore.stores.assembly import link_shards, write_manifest_and_table
-
         inode = device_and_inode(self._path)
         link_shards(parts, staged, FORMATS[new.format])
         write_manifest_and_table(staged, new)
@@ -402,8 +396,6 @@ class _LocalGrowth(Growth):
 
     def _add_shards(self, staged: Path, new: Manifest, parts: ShardList, request: Any) -> None:
         """Links new shards and their table into a sharded store, then replaces its manifest by the staged one."""
-        from packstore.stores.assembly import link_shards, write_manifest_and_table
-
         old, store = self._old, self._path
         assert old.shards is not None
         assert new.shards is not None

@@ -55,6 +55,7 @@ from packstore.stores.opening import open_reader
 from packstore.stores.places.receipts import SHARDS, ConversionIdentity, Receipt, SourcePosition, read_receipt
 from packstore.stores.places.work import COLUMNS, JOURNAL, STORE, remove_run
 from packstore.stores.records import Records
+from packstore.stores.staged_columns import open_kept_column
 
 _log = logging.getLogger(__name__)
 
@@ -193,8 +194,6 @@ class InterruptedRun:
         Raises:
             StoreError: A value is missing, or the values do not match the row checksum in the journal.
         """
-        from packstore.stores.spools import open_kept_column  # its package imports this module
-
         if not self._values:
             self._values = {
                 column.name: open_kept_column(column, self.path / COLUMNS) for column in self._proof.columns
