@@ -28,8 +28,8 @@ from packstore.training.arguments import unknown_argument
 from packstore.training.augment.base import Operation, Units, with_units
 from packstore.training.augment.from_torchvision import translate_augment
 from packstore.training.augment.steps import as_operations
-from packstore.training.loader.column_rows import Padded
-from packstore.training.loader.columns import refuse_missing_values, resident_obstacle
+from packstore.training.loader.column_readers import refuse_missing_values, resident_obstacle
+from packstore.training.loader.columns import Padded
 from packstore.training.loader.division import Residence, augments_one_by_one, choose_residence
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.options import (

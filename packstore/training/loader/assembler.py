@@ -23,8 +23,7 @@ from packstore.images.orientation import map_to_stored_box, upright
 from packstore.images.sniff import excess_pixels_message
 from packstore.training.augment.base import Crops
 from packstore.training.augment.operations import output_size
-from packstore.training.loader.batch_plan import BatchPlan, ChecksumPolicy, GroupShare, ImagesByNumber
-from packstore.training.loader.column_rows import Failures
+from packstore.training.loader.batch_plan import BatchPlan, ChecksumPolicy, Failures, GroupShare, ImagesByNumber
 from packstore.training.loader.looks import ANY_SIZE, DrawnLook, Look, SizeError, engine_takes, height_width
 from packstore.training.loader.stats import Stats
 from packstore.training.loader.stored_images import COLD_BATCHES, StoredImages

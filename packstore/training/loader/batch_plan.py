@@ -28,6 +28,9 @@ RECORDS_TOGETHER = 1024
 
 Ids = NDArray[np.int64]
 
+Failures = dict[int, Exception] | None
+"""Failed records and their errors; None to raise the first error."""
+
 Header = ImageInfo | None
 """Header of an image file; None if the file was not read."""
 

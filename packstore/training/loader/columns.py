@@ -1,40 +1,268 @@
-"""Reads all columns of a loader's batches besides the main image."""
+"""Reads the columns of a loader's batches besides the main image.
+
+The thread that prepares a batch gathers each column for the whole batch. Then all threads decode masks and further
+images row by row, besides the main image. Numbers go to the device with the images.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.errors import StoreError, UsageError
+from packstore.core.columns import from_stored
+from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, StoreError, UsageError
 from packstore.core.manifest import Column
-from packstore.training.augment.base import Operation
-from packstore.training.augment.operations import ONE_SIZE
-from packstore.training.augment.steps import check_targets
+from packstore.stores import Reader
+from packstore.training.augment.base import Step
 from packstore.training.dataset import PackedDataset
-from packstore.training.loader.assembler import Assembler
-from packstore.training.loader.batch_plan import BatchPlan
-from packstore.training.loader.column_rows import (
-    ColumnContext,
-    ColumnReader,
-    ColumnRows,
-    Failures,
-    NewBuffer,
-    NumberReader,
-    ObjectReader,
-    missing_value_error,
-)
-from packstore.training.loader.options import LoaderOptions
-from packstore.training.pictures import describe_record
+from packstore.training.loader.batch_plan import BatchPlan, Failures
+from packstore.training.pictures import describe_record, locate_error
 from packstore.training.random_draws import Draws
+from packstore.training.values import as_tensor
 
-_LOOKED_UP_AT_ONCE = 1 << 20
-_SAMPLES = 1000
-"""Most records that are searched for hidden boxes."""
+if TYPE_CHECKING:
+    from packstore.training.augment.targets import Placement
+
+NewBuffer = Callable[[Sequence[int], torch.dtype], torch.Tensor]
+"""Allocates host memory for a column's rows."""
+
+NumberedBuffer = Callable[[int, Sequence[int], torch.dtype], torch.Tensor]
+"""Does the same for the column with an index."""
+
+
+class Padded(NamedTuple):
+    """Values with different numbers of rows, padded to one tensor.
+
+    Attributes:
+        values: ``(B, n, …)``, ``n`` the largest number of rows. Padding is zero; that of masks is the loader's
+            ``mask_fill``.
+        lengths: Size of each record's own value. Lists of rows: their number, int64 ``(B,)``. Images: height and width,
+            int64 ``(B, 2)``. Volumes and clips: the length of each axis, int64 ``(B, axes)``.
+    """
+
+    values: torch.Tensor
+    lengths: torch.Tensor
+
+
+@dataclass(eq=False)
+class ColumnContext:
+    """Batch whose columns are being read.
+
+    Attributes:
+        reader: The open store.
+        ids: Ids of the batch's records: record number and occurrence.
+        records: Numbers of the records.
+        seed: Seed of random operations.
+        epoch: Epoch of random operations.
+        sizes: Height and width of the main images, ``(B, 2)``; None if no column moves with the images.
+        placement: Positions of pixels after the operations; None without operations.
+        failed: Failed rows, which are not read.
+        errors: Receives failed records with their errors; None raises the first.
+        objects: For each column of objects read so far: whether to keep each object, and their number in each record.
+    """
+
+    reader: Reader
+    ids: NDArray[np.int64]
+    records: NDArray[np.int64]
+    seed: int
+    epoch: int
+    sizes: NDArray[np.int64] | None
+    placement: Placement | None
+    failed: set[int]
+    errors: Failures
+    objects: dict[str, tuple[NDArray[np.bool_], NDArray[np.int64]]] = field(default_factory=dict)
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        """Numbers of the records, as a list."""
+        numbers: list[int] = self.records.tolist()
+        return numbers
+
+    def describe_row(self, row: int) -> str:
+        """Describes a row for error texts: number and key of its record, and the store."""
+        return describe_record(self.reader, self.numbers[row])
+
+    def note_failure(self, row: int, error: PackstoreError, column: str) -> None:
+        """Adds ``row`` to :attr:`failed`, and stores ``error`` in :attr:`errors`, with record and key in its text.
+
+        If :attr:`errors` is None, raises the error instead. A :class:`UsageError` is raised in any case, unchanged."""
+        if isinstance(error, UsageError):
+            raise error
+        record = self.numbers[row]
+        if isinstance(error, DecodeError):
+            error = locate_error(error, self.reader, record, column)
+        elif not isinstance(error, CorruptRecordError):
+            error = StoreError(f"{self.describe_row(row)}: {error}")
+        error.record = record
+        if self.errors is None:
+            raise error
+        self.errors[record] = error
+        self.failed.add(row)
+
+
+class ColumnRows(ABC):
+    """Values of one column for one batch, in host memory. They were read, and are not yet on the device."""
+
+    in_ring = False
+    """The tensors may share memory with the ring of batch buffers."""
+
+    def fill_rows(self, context: ColumnContext, first: int, stop: int, skip: Set[int]) -> list[int]:
+        """Decodes rows ``first`` … ``stop - 1``, except rows in ``skip``. Thread-safe. This default does nothing.
+
+        Returns the rows that failed, whose errors are stored in ``context``. Raises the first error instead if
+        ``context.errors`` is None."""
+        return []
+
+    @abstractmethod
+    def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+        """Returns the tensors to copy to the device, with the rows ``kept``, or all."""
+
+    @abstractmethod
+    def build_value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
+        """Builds the batch's value from its tensors on the device.
+
+        Args:
+            there: Yields the tensors in the order of :meth:`host_tensors`. Exactly as many are taken.
+            kept: As for :meth:`host_tensors`.
+            ids: Ids of the records, on the device. Only columns that are augmented there use them.
+        """
+
+
+class ColumnReader(ABC):
+    """Reads one column for a loader's batches."""
+
+    def __init__(self, column: Column, optional: bool = False) -> None:
+        self.column = column
+        self.optional = optional
+
+    @abstractmethod
+    def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
+        """Reads the column's values of a batch.
+
+        Adds rows that cannot be read to ``context.failed``, and stores their errors in ``context``. Masks and images
+        are not decoded yet: ``new_buffer`` allocates their memory.
+
+        Raises:
+            UsageError: A record has no value, and the column is not optional; names the record and its key.
+            StoreError, DecodeError: ``context.errors`` is None, and a record cannot be read.
+        """
+
+    def find_missing(self, context: ColumnContext) -> NDArray[np.bool_] | None:
+        """Returns bool ``(B,)``, True for records without a value. Returns None for a column that is not optional.
+
+        Raises:
+            UsageError: A row that has not failed has no value, and the column is not optional; names the record and its
+                key.
+        """
+        if not self.column.nullable:
+            return np.zeros(len(context.ids), np.bool_) if self.optional else None
+        missing = ~context.reader.values(self.column.valid_name, context.records)
+        rows = [row for row in np.flatnonzero(missing).tolist() if row not in context.failed]
+        if rows and not self.optional:
+            raise missing_value_error(context.describe_row(rows[0]), self.column.name)
+        return missing if self.optional else None
+
+
+def missing_value_error(where: str, name: str) -> UsageError:
+    """Returns the error for a record without a value of the column ``name``."""
+    return UsageError(
+        f"{where} has no {name!r}: collate={{{name!r}: 'optional'}} gives a list with None for it, "
+        f"and columns= of the dataset can leave {name!r} out"
+    )
+
+
+def select_rows(values: Any, kept: NDArray[np.int64] | None) -> Any:
+    """Selects the rows ``kept`` of an array, a tensor or a list. Returns ``values`` itself if ``kept`` is None."""
+    if kept is None:
+        return values
+    if isinstance(values, list):
+        return [values[row] for row in kept.tolist()]
+    return values[torch.from_numpy(kept)] if isinstance(values, torch.Tensor) else values[kept]
+
+
+@dataclass(eq=False)
+class TensorRows(ColumnRows):
+    """Values of one shape for a batch: ``(B, …)``. For an optional column, a list with None for missing values."""
+
+    host: torch.Tensor
+    missing: NDArray[np.bool_] | None
+
+    def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+        """Returns one tensor of the rows ``kept``, or all."""
+        return [select_rows(self.host, kept)]
+
+    def build_value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
+        """Returns the next tensor of ``there``, which has the tensors of a batch on the device. For an optional column,
+        returns a list with None for missing values."""
+        return fill_missing(next(there), self.missing, kept)
+
+
+def fill_missing(values: Any, missing: NDArray[np.bool_] | None, kept: NDArray[np.int64] | None) -> Any:
+    """Replaces the values of missing rows by None, and returns a list. Returns ``values`` unchanged if ``missing`` is
+    None.
+
+    Args:
+        values: One value for each row in ``kept``.
+        missing: For each row of the batch, True if its value is missing.
+        kept: Indices of the batch's rows that ``values`` covers; None for all.
+    """
+    if missing is None:
+        return values
+    return [None if absent else values[row] for row, absent in enumerate(select_rows(missing, kept).tolist())]
+
+
+class NumberReader(ColumnReader):
+    """Reads a column of numbers of one shape for batches: labels and fixed arrays."""
+
+    def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
+        """Reads all values at once, as one tensor. Reads failed rows, too.
+
+        Raises as :meth:`find_missing`. Raises every error of the reader, even if ``context.errors`` collects errors."""
+        missing = self.find_missing(context)
+        values = context.reader.values(self.column.name, context.records)
+        return TensorRows(as_tensor(self.column, values), missing)
+
+
+@dataclass(eq=False)
+class PythonObjectRows(ColumnRows):
+    """Values of a batch that stay Python objects, in a list: texts, JSON values or bytes."""
+
+    values: list[Any]
+
+    def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+        """Returns an empty list: Python objects are not copied to the device."""
+        return []
+
+    def build_value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
+        """Returns the values of the rows ``kept``, or all, as a list; takes no tensor."""
+        return select_rows(self.values, kept)
+
+
+class ObjectReader(ColumnReader):
+    """Reads a column of text, JSON or bytes for batches."""
+
+    def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
+        """Reads the values one by one. Missing and failed values become None.
+
+        Raises the first error if ``context.errors`` is None. Raises as :meth:`find_missing`."""
+        reader, column, missing = context.reader, self.column, self.find_missing(context)
+        values: list[Any] = []
+        for row, record in enumerate(context.numbers):
+            value = None
+            if row not in context.failed and (missing is None or not missing[row]):
+                try:
+                    value = from_stored(column, reader.value(column.name, record))
+                except PackstoreError as error:
+                    context.note_failure(row, error, column.name)
+            values.append(value)
+        return PythonObjectRows(values)
 
 
 class BatchColumns:
@@ -74,117 +302,45 @@ class BatchColumns:
         return values, [values[name] for name, rows in self._rows.items() if rows.in_ring]
 
 
+@dataclass(eq=False)
 class ColumnReaders:
     """Reads the columns of a loader's batches besides the main image.
 
-    Moves masks, boxes, keypoints and other columns that move with the image. Refuses columns that the operations cannot
-    move. If labels or keypoints of boxes are read, reads their boxes, too: it drops the rows of dropped boxes.
+    Moves masks, boxes, keypoints and other columns that move with the image.
 
     Attributes:
-        carried: Names of the columns that can move with the images.
-        objects: Columns of objects, such as boxes, that are read.
+        dataset: The dataset.
+        operations: Operations by which the columns move.
+        readers: Reader of each column. Columns of objects come first: they decide which rows of others are kept.
+        asked: Names of the columns of a batch; others are read only for these.
+        places: Plan the moves of pixels if the images did not.
     """
 
-    def __init__(
-        self,
-        dataset: PackedDataset,
-        options: LoaderOptions,
-        new_assembler: Callable[[Column], Assembler],
-        finish: Callable[..., torch.Tensor],
-        names: Sequence[str] | None = None,
-        one_by_one: bool = False,
-        form: str | None = None,
-    ) -> None:
-        """
-        Args:
-            dataset: The dataset.
-            options: Options of the loader.
-            new_assembler: Makes the assembler of a further column of images.
-            finish: See :class:`ImageColumnReader`.
-            names: Names of the columns; None for all columns of the dataset.
-            one_by_one: Images are augmented one by one.
-            form: Form of the main images if they differ in size, ``"list"`` or ``"padded"``. Masks, and volumes of one
-                shape, have the same form.
+    dataset: PackedDataset
+    operations: Sequence[Step]
+    readers: Sequence[ColumnReader]
+    asked: Sequence[str]
+    places: bool
 
-        Raises:
-            UsageError: Columns that the operations cannot move, or that do not support the form in ``collate``. An
-                unknown column in ``collate``. Further images, if ``one_by_one``. Boxes in a JSON column of the first
-                record, if operations move pixels.
-        """
-        self._dataset = dataset
-        self._options = options
-        column = dataset.manifest.column
-        self._asked = [name for name in (dataset.columns if names is None else names) if name != "image"]
-        columns = [column(name) for name in self._asked]
-        moving = any(isinstance(op, Operation) and op.moves_pixels for op in options.augment)
-        # Labels are dropped with their boxes, so the boxes are read too.
-        hidden = {c.parallel for c in columns if c.parallel is not None} - {*self._asked} if moving else set()
-        columns += [column(name) for name in sorted(hidden)]
-        self.carried = [c.name for c in columns if c.traits.moves or c.traits.is_picture]
-        self.objects = [c for c in columns if c.traits.rows_are_objects]
-        called = options.augment if options.transform is None else (*options.augment, options.transform)
-        check_targets(called, [c.type for c in columns])
-        if moving:
-            refuse_hidden_boxes(dataset, columns)
-        images = [c.name for c in columns if c.holds_one_image]
-        if one_by_one and images:
-            raise UsageError(
-                f"images that differ in size on their way are augmented one by one, and {', '.join(images)} cannot "
-                "follow: begin augment= with operations that give one size, " + ONE_SIZE
-            )
-        collate = options.collate or {}
-        lists = [c.name for c in columns if c.form == "files" and collate.get(c.name) != "list"]
-        if moving and lists:
-            refuse_lists(lists)
-        self._places = moving and bool(self.carried)
-        check_collate(columns[: len(self._asked)], collate)
+    @property
+    def carried(self) -> list[str]:
+        """Names of the columns that can move with the images."""
+        traits = {reader.column.name: reader.column.traits for reader in self.readers}
+        return [name for name, each in traits.items() if each.moves or each.is_picture]
 
-        def reader(column: Column) -> ColumnReader:
-            asked: str = collate.get(column.name, "list")
-            optional = asked == "optional" or column.name in hidden
-            match column.collation:
-                case "image_lists":
-                    from packstore.training.loader.decoded_columns import ImageListColumnReader
+    @property
+    def objects(self) -> list[Column]:
+        """Columns of objects, such as boxes, that are read."""
+        return [reader.column for reader in self.readers if reader.column.traits.rows_are_objects]
 
-                    return ImageListColumnReader(dataset.list_reader(column), optional or asked == "list")
-                case "images":
-                    from packstore.training.loader.decoded_columns import ImageColumnReader
-
-                    return ImageColumnReader(column, optional, new_assembler, finish)
-                case "planes":
-                    from packstore.training.loader.decoded_columns import MaskReader
-
-                    ragged = None if column.layout in (None, "HW") or column.kind == "fixed" else asked
-                    ragged = "list" if ragged == "optional" else ragged
-                    return MaskReader(column, optional, options.mask_fill, dataset.max_pixels, ragged or form)
-                case "objects":
-                    return ObjectReader(column, optional)
-                case "stack":
-                    return NumberReader(column, optional)
-                case "rows":
-                    from packstore.training.loader.ragged_columns import RaggedReader
-
-                    least = options.min_area, options.min_visible
-                    return RaggedReader(column, "list" if asked == "optional" else asked, optional, *least)
-
-        # Objects first: they decide which rows of other columns are kept.
-        self._readers = [reader(c) for c in sorted(columns, key=lambda c: not c.traits.rows_are_objects)]
-
-    def __len__(self) -> int:
-        """Number of columns that are read, boxes for other columns included."""
-        return len(self._readers)
-
-    def read_batch(
-        self, plan: BatchPlan, assembler: Assembler, new_buffer: Callable[[int], NewBuffer], errors: Failures
-    ) -> BatchColumns:
+    def read_batch(self, plan: BatchPlan, new_buffer: NumberedBuffer, errors: Failures) -> BatchColumns:
         """Reads the columns of a batch whose main images are planned.
 
         Moves boxes and keypoints with the images. Does not decode masks and further images yet.
 
         Args:
             plan: The plan batch.
-            assembler: Assembler of the main images.
-            new_buffer: Returns the allocator of rows for the column with this index.
+            new_buffer: Allocates the rows of the column with the index that it is given.
             errors: Receives the failed records; None raises the first.
 
         Raises:
@@ -195,109 +351,16 @@ class ColumnReaders:
         look = plan.looks[0] if plan.looks else None
         if look is not None and look.placement is not None:
             sizes, placement = plan.sizes, look.placement
-        elif self._places:
+        elif self.places:
             from packstore.training.augment.targets import plan_targets
 
             sizes, first = plan.sizes, None if look is None else look.first
             draws = Draws(plan.seed, plan.epoch, ids)
-            placement = plan_targets(sizes, self._options.augment, draws, first)
+            placement = plan_targets(sizes, self.operations, draws, first)
         context = ColumnContext(
-            self._dataset.reader, ids, plan.seed, plan.epoch, sizes, placement, set(plan.failed), errors
+            self.dataset.reader, ids, plan.records, plan.seed, plan.epoch, sizes, placement, set(plan.failed), errors
         )
         rows = {}
-        for place, reader in enumerate(self._readers):
-            rows[reader.column.name] = reader.read_batch(context, new_buffer(place))
-        return BatchColumns(context, {name: rows[name] for name in self._asked})
-
-
-def refuse_lists(columns: Sequence[str]) -> None:
-    """Raises :class:`UsageError` for the lists of images in ``columns``: they cannot follow operations that move
-    pixels."""
-    names = ", ".join(columns)
-    raise UsageError(
-        f"augment= moves the pixels of the column 'image', and the lists of images in {names} would stay as they are: "
-        f"leave {names} out of columns=, or ask for the images as they are with "
-        f"collate={{{', '.join(f'{name!r}: {chr(39)}list{chr(39)}' for name in columns)}}}"
-    )
-
-
-def check_collate(columns: list[Column], collate: Mapping[str, Any]) -> None:
-    """Raises :class:`UsageError` if ``collate`` names an unknown column, or a form that a column does not have.
-
-    - ``"padded"`` and ``"list"`` are for images, and for columns of many rows. ``"list"`` is also for lists of files.
-    - ``"multi_hot"`` is for several labels with classes.
-    - ``"optional"`` is for any column but the images.
-    """
-    known = {column.name: column for column in columns}
-    for name, form in collate.items():
-        if name == "image":
-            if form not in ("list", "padded"):
-                raise UsageError(f"collate={{'image': {form!r}}}: images are a list, or padded")
-            continue
-        if name not in known:
-            raise UsageError(
-                f"collate names the column {name!r}; the dataset gives {', '.join(known) or 'only images'}"
-            )
-        column = known[name]
-        single = column.kind == "fixed" or column.traits.is_picture or column.traits.is_object
-        if form in ("padded", "list") and single and (form, column.form) != ("list", "files"):
-            raise UsageError(f"collate={{{name!r}: {form!r}}}: column {name!r} ({column.type}) is not of many rows")
-        if form == "multi_hot" and (column.collation != "rows" or column.shape or column.classes is None):
-            raise UsageError(f"collate={{{name!r}: 'multi_hot'}} is for several labels with classes, not {column.type}")
-
-
-def refuse_missing_values(dataset: PackedDataset, collate: Mapping[str, Any], items: Sequence[int]) -> None:
-    """Raises :class:`UsageError` if one of the ``items`` has no value in a column that needs one. Skips stores at a
-    URL, whose shards it would have to fetch."""
-    reader = dataset.reader
-    start = reader.split(dataset.split).start
-    for name in dataset.columns if reader.table.cache is None else ():
-        column = dataset.manifest.column(name)
-        if not column.nullable or collate.get(name) == "optional" or column.collation == "image_lists":
-            continue
-        for first in range(0, len(items), _LOOKED_UP_AT_ONCE):
-            records = np.array(items[first : first + _LOOKED_UP_AT_ONCE], np.int64) + start
-            missing = records[~reader.values(column.valid_name, records)]
-            if len(missing):
-                raise missing_value_error(describe_record(reader, int(missing[0])), name)
-
-
-def resident_obstacle(dataset: PackedDataset, collate: Mapping[str, Any]) -> str | None:
-    """Returns the reason why a dataset's columns cannot be kept in device memory. Returns None if they can.
-
-    The columns that can be kept are the main image, the keys, and numbers of one shape. Missing values are an
-    obstacle. So is a form in ``collate``, except one of ``image``."""
-    for name in dataset.columns:
-        column = dataset.manifest.column(name)
-        plain = name in ("image", "key") or column.collation == "stack"
-        if not plain or column.nullable or (name in collate and name != "image"):
-            return f"the column {name!r} is read as it is needed (columns= of the dataset can leave it out)"
-    return None
-
-
-def refuse_hidden_boxes(dataset: PackedDataset, columns: Sequence[Column]) -> None:
-    """Raises :class:`UsageError` if one of the ``columns`` holds boxes that no operation moves, as JSON may.
-
-    The manifest tells. For a store whose manifest does not, looks at up to 1,000 records.
-    """
-    for column in columns:
-        hides = column.hides_boxes
-        if hides is None:
-            hides = column.traits.find_hidden_boxes(column, _read_samples(dataset, column))
-        if hides:
-            raise UsageError(
-                f"the column {column.name!r} ({column.type}) holds boxes, which would stay where they are while their "
-                "image is moved; leave it out of columns=, or pack the boxes as a column of type boxes "
-                "(packstore guide loading)"
-            )
-
-
-def _read_samples(dataset: PackedDataset, column: Column) -> Iterator[Any]:
-    """Yields stored values of up to 1,000 of the dataset's records, evenly spaced, of local files and the first."""
-    records = dataset._record_of_item(0) + np.linspace(0, len(dataset) - 1, min(len(dataset), _SAMPLES), dtype=np.int64)
-    reader = dataset.reader.unchecked_reader
-    local = reader.table.are_local(reader.table.find(records))
-    local[0] = True
-    for record in records[local].tolist():
-        with suppress(StoreError):  # the loader raises for the record, or skips it, when it is its turn
-            yield reader.value(column.name, record)
+        for place, reader in enumerate(self.readers):
+            rows[reader.column.name] = reader.read_batch(context, partial(new_buffer, place))
+        return BatchColumns(context, {name: rows[name] for name in self.asked})

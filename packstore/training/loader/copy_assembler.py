@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from packstore.training.loader.assembler import Assembler
-from packstore.training.loader.batch_plan import BatchPlan, ChecksumPolicy
-from packstore.training.loader.column_rows import Failures
+from packstore.training.loader.batch_plan import BatchPlan, ChecksumPolicy, Failures
 from packstore.training.loader.looks import Look, RowFormat, height_width
 from packstore.training.loader.stats import Stats
 from packstore.training.loader.stored_images import MappedImages

@@ -23,7 +23,7 @@ from packstore.training.augment.operations import HOW_TO_COLLATE
 from packstore.training.augment.targets import place_clip, place_mask
 from packstore.training.loader.assembler import Assembler
 from packstore.training.loader.batch_plan import BatchPlan
-from packstore.training.loader.column_rows import (
+from packstore.training.loader.columns import (
     ColumnContext,
     ColumnReader,
     ColumnRows,

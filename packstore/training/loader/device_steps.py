@@ -54,8 +54,7 @@ class DrawnForBatch(NamedTuple):
 class DeviceSteps:
     """Converts a batch of stored images on the device to the model's input.
 
-    Its steps are operations, normalisation, mixing and the user's transform. Other methods mix labels, and call
-    ``target_transform`` and functions of :attr:`in_decoding`.
+    Its steps are operations, normalisation, mixing and the user's transform.
 
     Attributes:
         in_decoding: Operations that are left out here, because decoding threads call them image by image.
@@ -83,6 +82,7 @@ class DeviceSteps:
         """
         self._options = options
         self._seed = options.draws_seed if seed is None else seed
+        self._draws_for_batches = options.draws_for_batches
         self._stats = stats
         self.in_decoding = division.per_image
         self._first = division.first_on_batches
@@ -261,9 +261,9 @@ class DeviceSteps:
 
         Returns the result of ``transform``, and the draws. Does only what the options ask for. Builds no mosaics of a
         batch without images."""
-        masking, mosaic, mixer = self._options.masking, self._options.mosaic, self._options.mixer
-        if not self._options.draws_for_batches:  # results of pre_transform need not be images
+        if not self._draws_for_batches:  # results of pre_transform need not be images
             return self.call_transform(images), DrawnForBatch()
+        masking, mosaic, mixer = self._options.masking, self._options.mosaic, self._options.mixer
         draws, size = Draws(self._seed, epoch, ids), (images.shape[-2], images.shape[-1])
         mixed = masks = tiles = None
         if masking is not None:
@@ -283,17 +283,6 @@ class DeviceSteps:
         """Calls the user's ``transform`` with a batch's images, or with all of its views. Without a transform, returns
         the images unchanged."""
         return images if self._options.transform is None else self._options.transform(images)
-
-    def mix_labels(self, labels: torch.Tensor, mixed: DrawnMix, classes: int | None) -> Any:
-        """Mixes the labels of a batch as its images were mixed; see :meth:`BatchMixer.mix_labels`, also for errors.
-
-        ``classes``: number of the store's class names; None without names."""
-        assert self._options.mixer is not None
-        return self._options.mixer.mix_labels(labels, mixed, classes)
-
-    def call_target_transform(self, labels: Any) -> Any:
-        """Calls the user's ``target_transform`` with a batch's labels. Returns them unchanged without one."""
-        return labels if self._options.target_transform is None else self._options.target_transform(labels)
 
 
 class ImageSet(NamedTuple):

@@ -23,6 +23,7 @@ from packstore.training.dataset import PackedDataset
 from packstore.training.items import map_images
 from packstore.training.loader.assembler import Assembler
 from packstore.training.loader.batch_plan import ChecksumPolicy
+from packstore.training.loader.column_readers import make_column_readers
 from packstore.training.loader.columns import ColumnReaders
 from packstore.training.loader.device_steps import DeviceSteps, DrawnForBatch
 from packstore.training.loader.division import (
@@ -69,12 +70,15 @@ class Pipeline:
     Attributes:
         dataset: The dataset.
         options: Options of the loader.
+        seed: Seed of all random numbers except the order.
         stats: Collects the seconds of each stage.
         division: Where all operations run.
         device_steps: All other steps.
         resident_look: Look by which the engine crops and finishes images that are resident on the CPU; None if torch
             does.
         views: Steps of several views; None without views.
+        calls_user_code: Batches of images go through functions of the user. Leaves out ``target_transform``, and
+            functions that decoding threads call.
         form: ``"list"`` or ``"padded"`` if images differ in size in the end; ``"stacked"`` if functions per image
             have to give them one; None if they make a batch.
         columns: Readers of the other columns.
@@ -86,6 +90,7 @@ class Pipeline:
     def __init__(self, dataset: PackedDataset, options: LoaderOptions, resident: bool) -> None:
         self.dataset = dataset
         self.options = options
+        self.seed = options.draws_seed
         self.stats = Stats(self.fetches)
         self._resident = resident
         image, mode = dataset.manifest.image, dataset.reading.pixels
@@ -104,27 +109,23 @@ class Pipeline:
         self.columns: ColumnReaders | ViewColumnReader
         of_columns = dataset, options, self._new_further_assembler, self._convert_further_images
         if options.views is None:
-            self.columns = ColumnReaders(*of_columns, one_by_one=self.division.one_by_one, form=self.form)
+            self.columns = make_column_readers(*of_columns, one_by_one=self.division.one_by_one, form=self.form)
         else:
             from packstore.training.loader.views import ViewColumnReader, ViewSteps
 
             self.views = ViewSteps(dataset, options, self.stats, self.division.whole_views)
             self.columns = ViewColumnReader(*of_columns)
+        deferred = self.division.one_by_one and any(
+            is_per_image(op) and not op.runs_in_threads for op in options.augment
+        )
+        of_views = self.views is not None and self.views.calls_user_code
+        self.calls_user_code = deferred or of_views or self.device_steps.calls_user_code
         self._classified = _columns_to_mix(dataset, options) if options.mix is not None else []
         self._assembler: Assembler | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out the assembler, which belongs to this process."""
         return self.__dict__ | {"_assembler": None}
-
-    @property
-    def calls_user_code(self) -> bool:
-        """True if batches of images go through functions of the user. Leaves out ``target_transform``, and functions
-        that decoding threads call."""
-        deferred = self.division.one_by_one and any(
-            is_per_image(op) and not op.runs_in_threads for op in self.options.augment
-        )
-        return deferred or self.device_steps.calls_user_code or (self.views is not None and self.views.calls_user_code)
 
     @property
     def fetches(self) -> list[FetchCounts]:
@@ -282,18 +283,17 @@ class Pipeline:
             drawn: Draws by which the images were mixed.
         """
         values = {name: images if name == "image" else columns[name] for name in self.dataset.columns}
-        if drawn.mixed is not None:
+        if drawn.mixed is not None and (mixer := self.options.mixer) is not None:
             for name in self._classified:
                 classes = self.dataset.manifest.column(name).classes
-                values[name] = self.device_steps.mix_labels(
-                    values[name], drawn.mixed, None if classes is None else len(classes)
-                )
+                count = None if classes is None else len(classes)
+                values[name] = mixer.mix_labels(values[name], drawn.mixed, count)
         if drawn.tiles is not None:
             options = self.options
             given = {name: self.dataset.manifest.column(name) for name in values if name != "image"}
             values = drawn.tiles.build_columns(values, given, options.mask_fill, options.min_area, options.min_visible)
-        if "label" in values:
-            values["label"] = self.device_steps.call_target_transform(values["label"])
+        if self.options.target_transform is not None and "label" in values:
+            values["label"] = self.options.target_transform(values["label"])
         if drawn.masks is not None:
             values["masking"] = drawn.masks
         if self.dataset.output == "dict":

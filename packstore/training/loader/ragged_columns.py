@@ -15,7 +15,7 @@ from packstore.core.errors import PackstoreError, StoreError
 from packstore.core.manifest import Column
 from packstore.stores import Reader
 from packstore.training.augment.targets import RowPlacement
-from packstore.training.loader.column_rows import (
+from packstore.training.loader.columns import (
     ColumnContext,
     ColumnReader,
     ColumnRows,

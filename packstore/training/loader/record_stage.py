@@ -99,8 +99,8 @@ class RecordStage:
             if name != "image" and (column.traits.moves or column.parallel is not None):
                 moved = [None if each[name] is None else each[name].to(self._dataset.device) for each in done]
                 values[name] = self._join_masks(name, moved) if column.traits.lies_on_image else moved
-        if "label" in values:
-            values["label"] = self._steps.call_target_transform(values["label"])
+        if self._options.target_transform is not None and "label" in values:
+            values["label"] = self._options.target_transform(values["label"])
         if self._dataset.output == "dict":
             return values
         return next(iter(values.values())) if len(names) == 1 else tuple(values.values())

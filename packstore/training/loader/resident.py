@@ -303,7 +303,7 @@ class EngineGatherer:
         self._size = np.array([images.shape[2:]], np.int64)
         self._shape = look.row_shape((images.shape[2], images.shape[3]))
         self._images = as_numpy(images.permute(0, 2, 3, 1) if images.dtype == torch.uint8 else images)
-        self._seed = pipeline.options.draws_seed
+        self._seed = pipeline.seed
         self._threads = pipeline.options.workers or default_workers()
         self._pool: ThreadPoolExecutor | None = None
         self._process = os.getpid()

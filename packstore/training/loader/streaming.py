@@ -21,7 +21,6 @@ from packstore.core.errors import UsageError
 from packstore.core.parallel import default_workers
 from packstore.stores.proven import DamagedCopies
 from packstore.training.loader.batch_plan import BatchPlan, GroupShare, group_batches
-from packstore.training.loader.column_rows import NewBuffer
 from packstore.training.loader.columns import BatchColumns
 from packstore.training.loader.device_steps import DrawnForBatch, ImageSet
 from packstore.training.loader.epochs import Epochs
@@ -190,19 +189,13 @@ class BatchJob:
         if self._errors is not None:
             self._leave_out_lost_shards()
         pipeline, count = self._pipeline, len(self.ids)
-        seed = pipeline.options.draws_seed
         assembler = pipeline.assembler
         self._called = [[None] * len(each.ids) for each in self._image_sets()]
         share = self._share if count == self._records else None
-        plan = assembler.plan_batch(self._buffer, self.ids, seed, self._epoch, self._errors, share=share)
-
-        def new_buffer(place: int) -> NewBuffer:
-            if ring.transport.asynchronous:  # page-locked memory is the consumer's to make
-                return _new_memory
-            return partial(ring.get_buffer, self._slot, _FIRST_OF_COLUMNS + place)
+        plan = assembler.plan_batch(self._buffer, self.ids, pipeline.seed, self._epoch, self._errors, share=share)
 
         self._plan = plan
-        columns = pipeline.columns.read_batch(plan, assembler, new_buffer, self._errors)
+        columns = pipeline.columns.read_batch(plan, partial(self._allocate_rows, ring), self._errors)
         decoded = pipeline.dataset.manifest.holds_files
         made = sum(look.decoded_nbytes for look in plan.looks) or plan.out.nbytes
         if not decoded and made <= _SMALL_BYTES:  # done sooner than waking another thread
@@ -221,6 +214,12 @@ class BatchJob:
                 break
             self._slices.append(pool.submit(self._fill_slice, plan, columns, first, stop))
         return columns
+
+    def _allocate_rows(self, ring: Ring, place: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Allocates host memory for the rows of the column with the index ``place``."""
+        if ring.transport.asynchronous:  # page-locked memory is the consumer's to make
+            return torch.empty(tuple(shape), dtype=dtype, device="cpu")
+        return ring.get_buffer(self._slot, _FIRST_OF_COLUMNS + place, shape, dtype)
 
     def _leave_out_lost_shards(self) -> None:
         """Removes records of shards that cannot be opened from the batch; logs a warning for each shard. Raises
@@ -436,11 +435,6 @@ class BatchJob:
         """Breaks the reference cycle of job and futures, so that buffers are freed without the garbage collector."""
         self._buffer, self._prepared, self._slices = torch.empty(0, device="cpu"), None, []
         self._called, self._plan, self._error, self._pool = [], None, None, None
-
-
-def _new_memory(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Allocates a tensor in ordinary host memory."""
-    return torch.empty(tuple(shape), dtype=dtype, device="cpu")
 
 
 def _torch_modes() -> tuple[bool, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -16,16 +16,14 @@ from packstore.training.augment.base import Step
 from packstore.training.augment.operations import split_operations
 from packstore.training.augment.views import View
 from packstore.training.dataset import PackedDataset
-from packstore.training.loader.assembler import Assembler
-from packstore.training.loader.batch_plan import BatchPlan
-from packstore.training.loader.column_rows import Failures, NewBuffer, Padded
-from packstore.training.loader.columns import (
-    BatchColumns,
-    ColumnReaders,
+from packstore.training.loader.batch_plan import BatchPlan, Failures
+from packstore.training.loader.column_readers import (
     check_collate,
+    make_column_readers,
     refuse_hidden_boxes,
     refuse_lists,
 )
+from packstore.training.loader.columns import BatchColumns, ColumnReaders, NumberedBuffer, Padded
 from packstore.training.loader.device_steps import DeviceSteps, ImageSet
 from packstore.training.loader.division import divide_work
 from packstore.training.loader.looks import Look, final_format, stored_format
@@ -44,7 +42,7 @@ class ViewColumnReader:
     """
 
     def __init__(self, dataset: PackedDataset, options: LoaderOptions, new_assembler: Any, finish: Any) -> None:
-        """Takes the arguments of :class:`ColumnReaders`, and raises the same errors.
+        """Takes the arguments of :func:`make_column_readers`, and raises the same errors.
 
         Raises :class:`UsageError` also for columns that cannot follow: further images, lists of images, and JSON with
         boxes."""
@@ -57,9 +55,7 @@ class ViewColumnReader:
             )
         collate = options.collate or {}
         check_collate(columns, collate)
-        lists = [column.name for column in columns if column.form == "files" and collate.get(column.name) != "list"]
-        if lists:
-            refuse_lists(lists)
+        refuse_lists(columns, collate)
         refuse_hidden_boxes(dataset, columns)
         self.carried = [column.name for column in columns if column.traits.moves or column.parallel is not None]
         self._as_list = options.views.as_list
@@ -67,20 +63,18 @@ class ViewColumnReader:
         def readers(names: Sequence[str], operations: Sequence[Step]) -> ColumnReaders:
             forms = {name: form for name, form in collate.items() if name in names}
             own = replace(options, views=None, augment=tuple(operations), collate=forms)
-            return ColumnReaders(dataset, own, new_assembler, finish, names)
+            return make_column_readers(dataset, own, new_assembler, finish, names)
 
         self._plain = readers([column.name for column in columns if column.name not in self.carried], ())
         views = options.views.parts if self.carried else ()
         self._views = [(view, readers(self.carried, view.operations)) for view in views]
 
-    def read_batch(
-        self, plan: BatchPlan, assembler: Assembler, new_buffer: Callable[[int], NewBuffer], errors: Failures
-    ) -> ViewColumns:
+    def read_batch(self, plan: BatchPlan, new_buffer: NumberedBuffer, errors: Failures) -> ViewColumns:
         """Reads the columns of a batch: the moving ones for the crops of each view, others once per record.
 
         Failures and errors are those of :meth:`ColumnReaders.read_batch`."""
-        plain = self._plain.read_batch(plan, assembler, new_buffer, errors)
-        place, by_view = len(self._plain), []
+        plain = self._plain.read_batch(plan, new_buffer, errors)
+        place, by_view = len(self._plain.readers), []
         for view, readers in self._views:
             crops = BatchPlan(
                 plan.out,
@@ -91,14 +85,14 @@ class ViewColumnReader:
                 failed=[*_crop_rows(plan.failed, view.count)],
             )
             crops.sizes = np.repeat(plan.sizes, view.count, 0)
-            by_view.append((view, readers.read_batch(crops, assembler, _with_offset(new_buffer, place), errors)))
-            place += len(readers)
+            by_view.append((view, readers.read_batch(crops, _with_offset(new_buffer, place), errors)))
+            place += len(readers.readers)
         return ViewColumns(plain, by_view, self._as_list)
 
 
-def _with_offset(new_buffer: Callable[[int], NewBuffer], first: int) -> Callable[[int], NewBuffer]:
+def _with_offset(new_buffer: NumberedBuffer, first: int) -> NumberedBuffer:
     """Returns ``new_buffer`` for column numbers that count from ``first``."""
-    return lambda place: new_buffer(first + place)
+    return lambda place, shape, dtype: new_buffer(first + place, shape, dtype)
 
 
 class ViewColumns:
