@@ -45,8 +45,7 @@ if TYPE_CHECKING:
     from packstore.exports.run import ExportReport, export
     from packstore.packing.append import AppendReport, append
     from packstore.packing.conversion import ConvertReport, convert
-    from packstore.packing.merge import MergeReport, merge
-    from packstore.packing.rewriting import IndexReport, RelinkReport, add_index, relink
+    from packstore.packing.merge import IndexReport, MergeReport, RelinkReport, add_index, merge, relink
     from packstore.packing.select import select
     from packstore.packing.writer import Writer
     from packstore.stores import Problem, Reader, open_store
@@ -76,8 +75,7 @@ _LAZY = {
         "packstore.exports.run": "ExportReport export",
         "packstore.packing.append": "AppendReport append",
         "packstore.packing.conversion": "ConvertReport convert",
-        "packstore.packing.merge": "MergeReport merge",
-        "packstore.packing.rewriting": "IndexReport RelinkReport add_index relink",
+        "packstore.packing.merge": "IndexReport MergeReport RelinkReport add_index merge relink",
         "packstore.packing.select": "select",
         "packstore.packing.writer": "Writer",
         "packstore.stores": "Problem Reader open",

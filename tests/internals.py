@@ -170,7 +170,7 @@ if TYPE_CHECKING:
     from packstore.exports.archives import TarWriter
     from packstore.exports.base import Export, Record
     from packstore.exports.folder import image_file
-    from packstore.exports.labels.base import LabelsExport
+    from packstore.exports.labels import LabelsExport
     from packstore.exports.plan import ExportStaging, find_owned_files, plan_export
     from packstore.exports.records import TfdsExport
     from packstore.exports.run import export
@@ -258,15 +258,13 @@ if TYPE_CHECKING:
     from packstore.objects import call_interruptibly, connection, direct, iterate_interruptibly
     from packstore.objects.agent import get_agent_if_forked
     from packstore.objects.connection import parse_url
-    from packstore.packing import append, batches, composing, conversion
+    from packstore.packing import AppendOptions, ConvertOptions, SelectOptions, append, batches, composing, conversion
+    from packstore.packing import distribute as task
     from packstore.packing.append_plan import plan_append
     from packstore.packing.conversion import ConvertReport, convert
-    from packstore.packing.distribute import driver, runners
-    from packstore.packing.distribute import shared_run as task
+    from packstore.packing.distribute import SharedJob, SharedRun, TaskReceipt, driver, runners
     from packstore.packing.distribute.driver import Driver, PendingTasks
     from packstore.packing.distribute.runners import LocalRunner, Outcome, ProcessRunner, RayRunner
-    from packstore.packing.distribute.shared_run import SharedJob, SharedRun, TaskReceipt
-    from packstore.packing.options import AppendOptions, ConvertOptions, SelectOptions
     from packstore.packing.plan import Plan, ShardCuts, ShardRule, make_plan
     from packstore.packing.run import Packed, Run, pack_shard
     from packstore.packing.where import parse_where

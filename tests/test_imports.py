@@ -306,7 +306,7 @@ def test_each_leaf_exists_and_its_importers_import_it() -> None:
         ("seeing/drawing.py", "import packstore.seeing.sheet_options"),
         ("packing/plan.py", "import importlib\nimportlib.import_module('packstore.packing.distribute.driver')"),
         ("cli/show.py", "from packstore.diagnose import demo"),
-        ("exports/run.py", "if TYPE_CHECKING:\n    from packstore.exports.labels.base import LabelsExport"),
+        ("exports/run.py", "if TYPE_CHECKING:\n    from packstore.exports.labels import LabelsExport"),
         ("checking/verification.py", "import packstore.checking.audit.same as same"),
     ],
 )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @click.command(cls=Command, short_help="Add records to a store.")
 @click.argument("store", type=StorePath())
 @click.argument("source", type=StorePath())
-@OptionsOf("packstore.packing.options:AppendOptions")
+@OptionsOf("packstore.packing:AppendOptions")
 @output_options(dry_run=True)
 @cache_options
 def append(store: Path, source: Path, output: Output, **options: Any) -> None:
@@ -46,9 +46,9 @@ def append(store: Path, source: Path, output: Output, **options: Any) -> None:
       packstore append imagenet.lmdb w48/ --split train --no-new-classes
       packstore append imagenet.lmdb new-photos/ --dry-run
     """
+    from packstore.packing import AppendOptions
     from packstore.packing.append import append_source
     from packstore.packing.append_plan import plan_append
-    from packstore.packing.options import AppendOptions
 
     chosen = AppendOptions(**options)
     with name_bad_sample(source), output.progress_bar() as progress:
@@ -121,7 +121,7 @@ def index(store: Path, output: Output) -> None:
       packstore index imagenet.lmdb
       packstore index s3://bucket/imagenet.lmdb
     """
-    from packstore.packing.rewriting import add_index
+    from packstore.packing.merge import add_index
 
     with output.progress_bar() as progress:
         report = add_index(store, progress=progress)
@@ -149,7 +149,7 @@ def link(store: Path, rebase: tuple[str, str] | None, output: Output, **options:
       packstore link train.lmdb --rebase s3://bucket/shards /data/shards
       packstore link train.lmdb --relative       to move STORE and files together
     """
-    from packstore.packing.rewriting import relink
+    from packstore.packing.merge import relink
 
     if not rebase and options["links"] is None:
         raise click.UsageError("give the change: --rebase OLD NEW, --relative or --absolute")
@@ -195,7 +195,7 @@ _out_option = click.option("-o", "--out", "destination", required=True, type=Sto
 @click.command(cls=Command, short_help="Merge several stores into one.")
 @click.argument("stores", nargs=-1, required=True, type=StorePath())
 @_out_option
-@OptionsOf("packstore.packing.options:MergeOptions", {"classes": Parsed("names", _parse_class_names)})
+@OptionsOf("packstore.packing:MergeOptions", {"classes": Parsed("names", _parse_class_names)})
 @output_options(dry_run=True)
 @cache_options
 def merge(stores: tuple[Path, ...], destination: Path, output: Output, **options: Any) -> None:
@@ -211,8 +211,8 @@ def merge(stores: tuple[Path, ...], destination: Path, output: Output, **options
       packstore merge a.h5 b.h5 -o both.h5 --classes cat,dog,owl --dry-run
       packstore merge a.lmdb b.lmdb -o s3://bucket/both.lmdb
     """
+    from packstore.packing import MergeOptions
     from packstore.packing.merge import plan_merge, write_composition
-    from packstore.packing.options import MergeOptions
 
     started = time.monotonic()
     with output.progress_bar() as progress, ExitStack() as stack:
@@ -225,7 +225,7 @@ def merge(stores: tuple[Path, ...], destination: Path, output: Output, **options
 @click.argument("store", type=StorePath())
 @_out_option
 @OptionsOf(
-    "packstore.packing.options:SelectOptions",
+    "packstore.packing:SelectOptions",
     {"splits": Parsed("shares", _parse_shares), "drop_kinds": KINDS},
 )
 @output_options(dry_run=True)
@@ -246,8 +246,8 @@ def select(store: Path, destination: Path, output: Output, **options: Any) -> No
       packstore select all.lmdb -o a.lmdb --drop audit.json --drop-kinds leakage
       packstore select all.lmdb -o s3://bucket/all.lmdb
     """
+    from packstore.packing import SelectOptions
     from packstore.packing.merge import write_composition
-    from packstore.packing.options import SelectOptions
     from packstore.packing.select import plan_select
 
     started = time.monotonic()

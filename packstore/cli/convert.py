@@ -56,7 +56,7 @@ _FEW_IMAGES_A_FILE = 0.5
 @click.command(cls=Command, short_help="Pack a dataset into a store.")
 @click.argument("source", type=StorePath())
 @click.argument("dest", type=StorePath())
-@OptionsOf("packstore.packing.options:ConvertOptions", {"size": IMAGE_SIZE})
+@OptionsOf("packstore.packing:ConvertOptions", {"size": IMAGE_SIZE})
 @click.option(
     "--link", "link", flag_value="absolute", cls=Option, group="Store",
     help="Copy no images: store links to them (file, offset, length), and read them from SOURCE.",
@@ -100,8 +100,8 @@ def convert(source: Path, dest: Path, output: Output, **options: Any) -> None:
       packstore convert photos/ photos.lmdb --labels labels.csv --on-error skip
       packstore convert imagenet.lmdb imagenet.h5               another format
     """
+    from packstore.packing import ConvertOptions
     from packstore.packing.conversion import run_plan
-    from packstore.packing.options import ConvertOptions
     from packstore.packing.plan import make_plan
 
     # A conversion creates many small objects and hardly any cycles: collecting them took 7% of packing 50,000 files.

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from packstore.core.columns import Column
     from packstore.core.errors import Answer, UsageError
     from packstore.core.manifest import Manifest
+    from packstore.packing import ConvertOptions
     from packstore.packing.header_survey import HeaderSurvey
-    from packstore.packing.options import ConvertOptions
     from packstore.sources import Source, Survey
     from packstore.stores import Reader
 
@@ -183,9 +183,9 @@ def _questions_as_json(path: Path, as_json: bool) -> Iterator[None]:
 
 def _print_source(path: Path, as_json: bool, options: dict[str, Any]) -> None:
     """Opens and surveys a source, looks at the headers of some images, and prints its description or JSON."""
+    from packstore.packing import ConvertOptions
     from packstore.packing.encoding import resolve_reading
     from packstore.packing.header_survey import survey_headers
-    from packstore.packing.options import ConvertOptions
     from packstore.sources import add_source_to_questions, ask_about_left, open_source
 
     given = {"kind" if name == "source_kind" else name: value for name, value in options.items()}

@@ -19,11 +19,11 @@ from packstore.core.progress import Progress, ProgressCallback, progress_callbac
 from packstore.core.proof import file_digest
 from packstore.core.registry import FORMATS
 from packstore.core.urls import check_paths, location
+from packstore.packing import AppendOptions
 from packstore.packing.append_plan import AppendPlan, new_classes, plan_append, read_request
 from packstore.packing.composing import Composition, LinkedShards, copy_shards, sum_columns
 from packstore.packing.conversion import run_plan
 from packstore.packing.encoding import drop_record_counts, record_counts
-from packstore.packing.options import AppendOptions
 from packstore.packing.plan import Plan
 from packstore.stores.assembly import ShardList, build_sharded_manifest, list_shards
 from packstore.stores.format import Format

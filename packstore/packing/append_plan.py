@@ -18,6 +18,7 @@ from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.shards import TABLE_ROW
 from packstore.images.reading import OF_SOURCES, Reading
+from packstore.packing import AppendOptions, ConvertOptions, ReadingOptions
 from packstore.packing.added_source import AddedSource, count_identical_samples
 from packstore.packing.composing import (
     NO_LIMIT,
@@ -32,7 +33,6 @@ from packstore.packing.encoding import (
     read_column_answers,
     restore_encode_options,
 )
-from packstore.packing.options import AppendOptions, ConvertOptions, ReadingOptions
 from packstore.packing.plan import Plan, options_to_record, plan_source
 from packstore.packing.run import Run
 from packstore.sources import add_source_to_questions, ask_about_left, recorded_companions, take_frames

@@ -23,10 +23,10 @@ from packstore.core.registry import import_and_call
 from packstore.core.urls import check_paths, location
 from packstore.images.losses import UNIFIED
 from packstore.images.orientation import readers_transpose
+from packstore.packing import ConvertOptions
 from packstore.packing.encoding import EXIF_ORIENTED
 from packstore.packing.frames import OTHER_SIZE
 from packstore.packing.header_survey import ask_about_lossy_image
-from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import Plan, ShardCuts, check_new_store, make_plan, plan_source
 from packstore.packing.run import Packed, Run, refuse_changed_source, with_statistics
 from packstore.sources.base import SourceOptions

@@ -24,7 +24,7 @@ from packstore.images.encode import EncodedImage, EncodeOptions, Encoder, Encodi
 from packstore.images.orientation import readers_transpose
 from packstore.images.reading import OF_SOURCES, Reading
 from packstore.images.sniff import MAX_PIXELS, HeaderError, check_header
-from packstore.packing.options import ConvertOptions
+from packstore.packing import ConvertOptions
 from packstore.packing.source_arguments import KEEP, Answers
 from packstore.sources.base import Entry, Sample, Source, Survey
 

@@ -26,9 +26,9 @@ from packstore.images.losses import PixelLossError, examine_losses, exceeds_rgb,
 from packstore.images.orientation import read_orientation
 from packstore.images.reading import OF_SOURCES, PLAIN, Reading
 from packstore.images.sniff import HeaderError, ImageInfo, sniff
+from packstore.packing import ConvertOptions
 from packstore.packing.encoding import resolve_column_modes, resolve_reading
 from packstore.packing.frames import FrameAligner, state_frames
-from packstore.packing.options import ConvertOptions
 from packstore.packing.source_arguments import KEEP
 from packstore.packing.values import FileChecks, ValueConverter
 from packstore.sources.base import Entry, Sample, Source, Survey

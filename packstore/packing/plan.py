@@ -23,6 +23,7 @@ from packstore.core.urls import find_bridge
 from packstore.images.encode import EncodeOptions, Encoder
 from packstore.images.engine import reads_gray, wants_index
 from packstore.images.reading import OF_SOURCES
+from packstore.packing import ConvertOptions
 from packstore.packing.encoding import (
     GEOMETRY,
     make_encoder,
@@ -35,7 +36,6 @@ from packstore.packing.encoding import (
 )
 from packstore.packing.frames import FrameAligner, no_effect_error, state_frames
 from packstore.packing.header_survey import find_pixel_question, survey_headers
-from packstore.packing.options import ConvertOptions
 from packstore.packing.source_arguments import format_answers
 from packstore.sources import add_source_to_questions, ask_about_classes, ask_about_left
 from packstore.sources.base import Entry, Source, Survey

@@ -29,6 +29,7 @@ from packstore.core.manifest import Column, Manifest
 from packstore.core.options import argument, progress_option, takes
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.core.urls import check_paths, location
+from packstore.packing import SelectOptions
 from packstore.packing.composing import (
     Composition,
     CopiedRecords,
@@ -41,7 +42,6 @@ from packstore.packing.composing import (
 )
 from packstore.packing.encoding import EXIF_ORIENTED, drop_record_counts
 from packstore.packing.merge import MergeReport, write_composition
-from packstore.packing.options import SelectOptions
 from packstore.packing.plan import resolve_format
 from packstore.packing.where import Where, parse_where
 from packstore.stores import Reader

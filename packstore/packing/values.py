@@ -16,8 +16,8 @@ from packstore.images.encode import EncodeOptions, SourceImages
 from packstore.images.losses import examine_losses
 from packstore.images.reading import Reading
 from packstore.images.sniff import HeaderError, ImageInfo, check_header
+from packstore.packing import ConvertOptions
 from packstore.packing.frames import FrameAligner, list_sampled_columns
-from packstore.packing.options import ConvertOptions
 from packstore.packing.source_arguments import KEEP, format_answers
 from packstore.sources.base import Entry, Sample, Source, Survey
 from packstore.sources.values import nbytes_of

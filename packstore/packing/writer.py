@@ -17,8 +17,8 @@ from packstore.core.fields import Field, parse_fields
 from packstore.core.options import argument, describes, initializes, option, progress_option, take_options
 from packstore.core.progress import ProgressCallback, progress_callback
 from packstore.core.urls import check_paths
+from packstore.packing import ConvertOptions, EncodingOptions, ReadingOptions
 from packstore.packing.conversion import ConvertReport, run_plan
-from packstore.packing.options import ConvertOptions, EncodingOptions, ReadingOptions
 from packstore.packing.plan import check_new_store, plan_source
 from packstore.packing.source_arguments import max_pixels_option
 from packstore.sources.base import Entry, SourceOptions

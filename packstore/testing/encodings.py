@@ -23,8 +23,8 @@ from packstore.core.registry import ENCODINGS
 from packstore.images.decoders import get_decoder
 from packstore.images.encode import EncodedImage, EncodeOptions, Encoder, Encoding, SourceImages
 from packstore.images.encode.arrays import mean_and_std, to_float32
+from packstore.packing import ConvertOptions
 from packstore.packing.conversion import convert
-from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import make_plan
 from packstore.packing.run import Run
 from packstore.stores import open_store

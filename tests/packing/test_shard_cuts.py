@@ -27,7 +27,7 @@ PROGRAM = """
 import sys, json
 from pathlib import Path
 from packstore.core.progress import no_progress
-from packstore.packing.options import ConvertOptions
+from packstore.packing import ConvertOptions
 from packstore.packing.plan import make_plan
 from packstore.packing.run import pack_shard
 from packstore.packing.run import with_statistics

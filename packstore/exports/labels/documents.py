@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from packstore.exports.base import Record
-from packstore.exports.labels.base import (
+from packstore.exports.labels import (
     LabelledImage,
     LabelledObject,
     LabelsExport,

@@ -9,7 +9,7 @@ from typing import Any
 
 from packstore.exports.base import BLOCK_BYTES, Record, safe_name
 from packstore.exports.folder import make_distinct
-from packstore.exports.labels.base import (
+from packstore.exports.labels import (
     LabelledImage,
     LabelledObject,
     LabelsExport,

@@ -22,7 +22,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 from packstore.core.errors import PackstoreError, StoreError, UsageError, printable
-from packstore.packing.distribute.shared_run import SharedJob, TaskReceipt, run_task
+from packstore.packing.distribute import SharedJob, TaskReceipt, run_task
 from packstore.sources.base import Entry
 
 TRIES = 3

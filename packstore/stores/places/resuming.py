@@ -24,7 +24,7 @@ directory.
 **Other notes of unfinished work**:
 
 - a conversion by many machines: a plan, and a receipt for each shard, as objects at the destination
-  (:mod:`packstore.packing.distribute.shared_run`)
+  (:mod:`packstore.packing.distribute`)
 - an export: facts on each shard beside its receipt (:mod:`packstore.exports.plan`)
 - an append: a receipt with the files that it adds (:mod:`packstore.stores.places.local`)
 """
