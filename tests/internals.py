@@ -193,13 +193,12 @@ if TYPE_CHECKING:
     from packstore.images.kinds import jpeg as jpeg_headers
     from packstore.images.kinds import tiff as tiff_directory
     from packstore.images.kinds.hdr import OpenExr
+    from packstore.images.kinds.jp2_jxl import JpegXl
     from packstore.images.kinds.jpeg import find_pictures, is_complete_jpeg, without_metadata
-    from packstore.images.kinds.jxl import JpegXl
     from packstore.images.kinds.png import decode_png
     from packstore.images.kinds.tiff import list_tiff_pages
     from packstore.images.losses import find_losses
-    from packstore.images.masks import decode_mask, make_mask_file, read_mask_header
-    from packstore.images.normalization import parse_normalization
+    from packstore.images.masks import class_color, decode_mask, make_mask_file, read_mask_header
     from packstore.images.orientation import (
         map_to_stored_box,
         read_annotation_orientation,
@@ -232,7 +231,7 @@ if TYPE_CHECKING:
         unpack_fill,
         warp_as_pillow,
     )
-    from packstore.images.reading import PLAIN, Reading, convert_pixels, find_window, to_display
+    from packstore.images.reading import PLAIN, Reading, convert_pixels, find_window, parse_normalization, to_display
     from packstore.images.resize import (
         FITS,
         TooLargeError,
@@ -270,10 +269,7 @@ if TYPE_CHECKING:
     from packstore.packing.where import parse_where
     from packstore.packing.writer import Writer
     from packstore.seeing import loaded, notebook, sheet
-    from packstore.seeing.augment_text import OPERATIONS as AUGMENT_TEXT_OPERATIONS
-    from packstore.seeing.augment_text import list_operation_names, parse_augment
     from packstore.seeing.charts import _choose_images, check_chart, plot_store
-    from packstore.seeing.colors import class_color, text_color_on
     from packstore.seeing.drawing import (
         default_font,
         draw_record,
@@ -284,20 +280,21 @@ if TYPE_CHECKING:
         make_image_reader,
         make_thumbnail,
         read_drawn_values,
+        text_color_on,
     )
     from packstore.seeing.facts import find_parts_within, sort_by_key, spread_local_records
-    from packstore.seeing.loaded import LoadRequest, SampleLoader
+    from packstore.seeing.loaded import OPERATIONS as AUGMENT_TEXT_OPERATIONS
+    from packstore.seeing.loaded import LoadRequest, SampleLoader, list_operation_names, parse_augment
     from packstore.seeing.sheet import CellMaker, choose_rows, draw_page, write_sheet
     from packstore.seeing.sheet_options import SheetOptions
     from packstore.seeing.view import images, site
     from packstore.seeing.view.app import make_app
     from packstore.seeing.view.findings import read_findings
-    from packstore.seeing.view.guard import Guard
     from packstore.seeing.view.images import BrowserImages
-    from packstore.seeing.view.overview import count_classes
+    from packstore.seeing.view.query import count_classes
     from packstore.seeing.view.record import describe_record
     from packstore.seeing.view.serve import serve_page
-    from packstore.seeing.view.server import Server
+    from packstore.seeing.view.server import Guard, Server
     from packstore.seeing.view.site import Site
     from packstore.sources import answers, archives, folder_names, inflating, remote, tree
     from packstore.sources.annotation_formats import beside

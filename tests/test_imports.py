@@ -90,7 +90,7 @@ ONLY_IN = {
 }
 """Libraries that only one folder of a room may import."""
 
-_KINDS_BY_NAME = ("by_pillow", "hdr", "heif", "jp2", "jxl", "tiff")
+_KINDS_BY_NAME = ("by_pillow", "hdr", "heif", "jp2_jxl", "tiff")
 LEAVES = {
     "seeing/view/": "cli/show.py testing/",
     "seeing/sheet": "cli/show.py testing/",

@@ -7,6 +7,7 @@ that is needed; Pillow decodes what the engine refuses, or reports the flaw.
 
 from __future__ import annotations
 
+import colorsys
 import io
 import struct
 from dataclasses import dataclass
@@ -204,3 +205,11 @@ def make_voc_palette() -> bytes:
         for channel in range(3):
             colours[:, channel] |= ((numbers >> (3 * bit + channel) & 1) << (7 - bit)).astype(np.uint8)
     return colours.tobytes()
+
+
+def class_color(number: int) -> tuple[int, int, int]:
+    """Returns the RGB colour of a class number. Neighbouring numbers get different hues."""
+    # record.js of the page computes the same colours.
+    hue = number * 0.618033988749895 % 1
+    red, green, blue = colorsys.hsv_to_rgb(hue, (0.85, 0.6)[number // 8 % 2], (1.0, 0.8)[number // 16 % 2])
+    return round(red * 255), round(green * 255), round(blue * 255)

@@ -73,7 +73,7 @@ def resolve_encoding(
     else:
         if normalize is None:
             normalize = usual if reading.mode == RGB.name else "none"
-        from packstore.images.normalization import parse_normalization
+        from packstore.images.reading import parse_normalization
 
         normalization = None if normalize == "auto" else parse_normalization(normalize, reading.pixels)
     if normalize == "auto" and normalized:

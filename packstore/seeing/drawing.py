@@ -16,10 +16,10 @@ from packstore.core.columns import Buffer, read_row_classes
 from packstore.core.errors import DecodeError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.images.decoders import get_decoder
+from packstore.images.masks import class_color
 from packstore.images.orientation import read_orientation, swaps_sides
 from packstore.images.reading import Reading, Window, to_display
 from packstore.images.sniff import MAX_PIXELS, HeaderError, sniff
-from packstore.seeing.colors import class_color, text_color_on
 from packstore.stores import Reader
 from packstore.training.item_options import choose_orientation
 from packstore.training.pictures import ImageReader, locate_error, read_stored_bytes
@@ -248,6 +248,14 @@ class _PictureCanvas:
 
     def draw_points(self, points: NDArray[Any]) -> None:
         _draw_points(self.picture, points, self._scale)
+
+
+def text_color_on(color: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Returns black or white, whichever has more contrast on the RGB ``color``. The contrast is at least 4.5 to 1
+    (WCAG)."""
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in (c / 255 for c in color)]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return (0, 0, 0) if luminance > 0.179 else (255, 255, 255)
 
 
 def _blend_mask(image: Image.Image, mask: NDArray[Any]) -> Image.Image:

@@ -31,7 +31,7 @@ class SheetOptions:
     )
     augment: str | None = option(
         None,
-        "Augmentations as text, see :func:`packstore.seeing.augment_text.parse_augment`. Shows images as the loader "
+        "Augmentations as text, see :func:`packstore.seeing.loaded.parse_augment`. Shows images as the loader "
         "returns them. None shows thumbnails of the stored images.",
         "Show images as the loader augments them: 'RandomResizedCrop(224), RandomHorizontalFlip()'.",
         metavar="OPERATIONS",

@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore import augment as A  # noqa: N812
-from packstore.images.normalization import parse_normalization
+from packstore.images.reading import parse_normalization
 from tests.makers.torchvision import import_torchvision
 
 BATCH, RATE, ALPHA = 128, 0.2, 0.2

@@ -39,7 +39,7 @@ class BenchOptions:
     augment: str = option(
         "crop",
         '``crop``, ``none``, or operations as text, such as ``"RandomResizedCrop(160), RandomHorizontalFlip()"``, see '
-        ":func:`packstore.seeing.augment_text.parse_augment`. ``crop`` is a random resized crop and flip. For images "
+        ":func:`packstore.seeing.loaded.parse_augment`. ``crop`` is a random resized crop and flip. For images "
         "that have the size already, ``crop`` is a random crop with padding and flip. ``none`` takes whole images, "
         "resized if their sizes may differ.",
         "crop: random resized crop and flip; if all images have the size already, padded random crop and flip. none: "
@@ -65,7 +65,7 @@ class BenchOptions:
     tries: bool = option(True, "Also pack samples with other options and load them.", None)
 
     def __post_init__(self) -> None:
-        from packstore.seeing.augment_text import parse_options
+        from packstore.seeing.loaded import parse_options
 
         check_options(self)
         for name in ("seconds", "target"):

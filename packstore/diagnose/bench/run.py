@@ -45,7 +45,7 @@ from packstore.diagnose.bench.measure import (
     measure_reading,
     take_sample,
 )
-from packstore.seeing.augment_text import parse_options
+from packstore.seeing.loaded import parse_options
 from packstore.training.augment import RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.division import free_memory

@@ -19,11 +19,10 @@ from packstore.core.manifest import Column
 from packstore.core.modes import parse_mode
 from packstore.core.proof import Proof
 from packstore.images.decoders import Decoder, get_decoder
-from packstore.images.masks import decode_mask, read_mask_header
+from packstore.images.masks import class_color, decode_mask, read_mask_header
 from packstore.images.orientation import read_orientation, readers_transpose
 from packstore.images.reading import Reading, Window, denormalize, find_window, to_display
 from packstore.images.sniff import HeaderError, image_suffix
-from packstore.seeing.colors import class_color
 from packstore.seeing.facts import parse_header
 from packstore.stores import Reader
 

@@ -1,14 +1,132 @@
-"""The web server of the page: uvicorn, made quiet about broken requests."""
+"""The web server of the page: uvicorn, made quiet about broken requests, and access control.
+
+The server answers only the browser that has opened the secret address. It listens on 127.0.0.1, which every user of the
+machine and every web page in the browser can reach. So a request must name this machine as its host (a page elsewhere
+whose name resolves to 127.0.0.1 does not), must not come from another page, and must carry the token: first in the
+address, later in a cookie that other sites do not get.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import json
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
 from types import FrameType
 from typing import Any
+from urllib.parse import parse_qs
 
 import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+Message = MutableMapping[str, Any]
+App = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
+
+HOSTS = ("127.0.0.1", "localhost")
+"""Names of this machine in an address. The port is not checked, since ``ssh -L`` changes it."""
+
+_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+
+class Guard:
+    """ASGI application that passes only permitted requests to another application. Adds security headers to all
+    responses.
+
+    Refuses other methods than GET, other hosts, requests from other pages, and requests without the token. Closes web
+    sockets.
+
+    Answers a request for ``/`` with the right token itself. It sets a cookie, and redirects to the address without the
+    token. Answers 503 for a request that is still running when the server stops.
+    """
+
+    def __init__(self, app: App, token: str) -> None:
+        """``token`` is a secret of URL-safe characters."""
+        self._app, self._token = app, token
+        self._cookie = f"packstore-{secrets.token_hex(4)}"  # unique for each server, since cookies ignore ports
+
+    async def __call__(
+        self,
+        scope: Message,
+        receive: Callable[[], Awaitable[Message]],
+        send: Callable[[Message], Awaitable[None]],
+    ) -> None:
+        if scope["type"] != "http":
+            return  # which closes a web socket
+
+        begun = False
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = True
+                given = {name for name, _ in message["headers"]}
+                added = [(k.encode(), v.encode()) for k, v in _HEADERS.items() if k.encode() not in given]
+                kept = [] if b"cache-control" in given else [(b"cache-control", b"no-store")]
+                message = {**message, "headers": [*message["headers"], *added, *kept]}
+            await send(message)
+
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        refusal = self._find_refusal(scope, headers)
+        if refusal is not None:
+            status, why, more = refusal
+            await _send_response(send_with_headers, status, json.dumps({"error": why}).encode(), more)
+            return
+        if scope["path"] == "/" and b"token=" in scope["query_string"]:
+            # Removes the token from the address, which people copy; the fragment after # stays.
+            cookie = f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Strict"
+            await _send_response(send_with_headers, 303, b"", [(b"location", b"/"), (b"set-cookie", cookie.encode())])
+            return
+        try:
+            await self._app(scope, receive, send_with_headers)
+        except asyncio.CancelledError:  # uvicorn would log it with its traceback
+            if not begun:
+                body = json.dumps({"error": "the server stops"}).encode()
+                await _send_response(send_with_headers, 503, body, [(b"connection", b"close")])
+
+    def _find_refusal(
+        self, scope: Message, headers: dict[str, str]
+    ) -> tuple[int, str, list[tuple[bytes, bytes]]] | None:
+        """Returns the status, reason and headers that refuse a request, or None to permit it."""
+        if scope["method"] != "GET":
+            return 405, "only GET is allowed: this server changes nothing", [(b"allow", b"GET")]
+        host = headers.get("host", "")
+        if host.partition(":")[0] not in HOSTS:
+            return 421, f"this server answers only as {' or '.join(HOSTS)}", []
+        if headers.get("origin", f"http://{host}") != f"http://{host}":
+            return 403, "requests from other pages are refused", []
+        # A browser may follow a link from another page.
+        from_elsewhere = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+        if from_elsewhere and headers.get("sec-fetch-mode") != "navigate":
+            return 403, "requests from other pages are refused", []
+        asked = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        given = asked if scope["path"] == "/" and asked else self._cookie_token(headers.get("cookie", ""))
+        if not secrets.compare_digest(given.encode("utf-8", "replace"), self._token.encode()):
+            return 403, "the token is missing or wrong: open the address that packstore view has printed", []
+        return None
+
+    def _cookie_token(self, text: str) -> str:
+        """Returns the token from a request's cookies; empty if there is none."""
+        pairs = (pair.strip().partition("=") for pair in text.split(";"))
+        return next((value for name, _, value in pairs if name == self._cookie), "")
+
+
+async def _send_response(
+    send: Callable[[Message], Awaitable[None]], status: int, body: bytes, headers: list[tuple[bytes, bytes]]
+) -> None:
+    """Sends a whole response of JSON."""
+    start = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": start})
+    await send({"type": "http.response.body", "body": body})
 
 
 class Protocol(H11Protocol):

@@ -11,7 +11,7 @@ from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest, Normalization
 from packstore.core.modes import RGB, Mode
 from packstore.images.engine import OutputFormat
-from packstore.images.normalization import parse_normalization
+from packstore.images.reading import parse_normalization
 from packstore.training.augment.base import Units, is_channels_last
 from packstore.training.loader.options import LoaderOptions
 

@@ -16,7 +16,7 @@ from torch.utils.data import Subset
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.core.options import argument, check_options, option, show_value, whole_number
-from packstore.images.normalization import MeanAndStd
+from packstore.images.reading import MeanAndStd
 from packstore.training.arguments import check_callables
 from packstore.training.augment.base import Step
 from packstore.training.augment.steps import check_target_options, refuse_drawing_functions

@@ -12,7 +12,7 @@ import torch
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.core.options import whole_number
-from packstore.images.normalization import MeanAndStd, parse_normalization
+from packstore.images.reading import MeanAndStd, parse_normalization
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.ring import Shipment, Transport, transport_to
 

@@ -16,7 +16,7 @@ let known = new Map();
 let shown = "";
 let layers = [];
 
-// The colour of a class, as packstore/seeing/colors.py computes it for masks: from hue, saturation and value.
+// The colour of a class, as packstore/images/masks.py computes it for masks: from hue, saturation and value.
 function color(n) {
   const hue = ((n * 0.618033988749895) % 1) * 6;
   const saturation = Math.floor(n / 8) % 2 ? 0.6 : 0.85;
@@ -29,7 +29,7 @@ function color(n) {
 }
 
 const rgb = (parts) => `rgb(${parts.join(" ")})`;
-// Black or white, whichever has more contrast on a colour, as packstore/seeing/colors.py chooses it.
+// Black or white, whichever has more contrast on a colour, as packstore/seeing/drawing.py chooses it.
 const onTop = (parts) => {
   const [red, green, blue] = parts.map((n) => (n / 255 <= 0.04045 ? n / 255 / 12.92 : ((n / 255 + 0.055) / 1.055) ** 2.4));
   return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 ? "#000" : "#fff";
