@@ -38,7 +38,7 @@ from packstore.packing.source_arguments import (
 
 if TYPE_CHECKING:
     from packstore.core.manifest import Normalization
-    from packstore.images.normalization import MeanAndStd
+    from packstore.images.reading import MeanAndStd
 
 
 OnDuplicate = Literal["raise", "skip", "unchecked"]
@@ -258,8 +258,7 @@ class ConvertOptions(ReadingOptions, SourceArguments, EncodingOptions):
     )
 
     def __post_init__(self) -> None:
-        from packstore.images.normalization import parse_normalization
-        from packstore.images.reading import OF_SOURCES
+        from packstore.images.reading import OF_SOURCES, parse_normalization
 
         super().__post_init__()
         if self.encoding is not None and self.encoding not in ENCODINGS:
