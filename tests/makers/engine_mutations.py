@@ -100,7 +100,7 @@ MUTATIONS = [
     # Headers: B.2
     Mutation(
         "jpeg/headers.c",
-        "headers->quantisation[at[0]][zigzag[k]] = at[1 + k]",
+        "headers->quantisation[at[0]][natural_place[1 + k]] = at[1 + k]",
         "headers->quantisation[at[0]][k] = at[1 + k]",
     ),
     Mutation("jpeg/headers.c", "if (at[0] >= TABLES)", "if (at[0] > TABLES)"),
@@ -134,7 +134,7 @@ MUTATIONS = [
     Mutation("jpeg/entropy.c", "        lane->mcu += lane->count;\n", ""),
     Mutation("jpeg/entropy.c", "    memset(lane->predicted, 0, sizeof lane->predicted);\n", ""),
     Mutation("jpeg/entropy.c", "        clear_all(&decoder->input);", "        ;"),
-    Mutation("jpeg/entropy.c", "        *out++ = 0xFF;\n", ""),
+    Mutation("jpeg/entropy.c", "            *(*to)++ = 0xFF;\n", "            ;\n"),
     Mutation(
         "jpeg/tables.c",
         "length <= 16; length++)\n            if ((int32_t)",
@@ -159,7 +159,11 @@ MUTATIONS = [
         "outcome = 1 ? end_image(ended) : begin",
     ),
     # The seek index
-    Mutation("jpeg/checkpoints.c", "possible && crc == checkpoints_crc(decoder, at, size, nbytes)", "possible"),
+    Mutation(
+        "jpeg/checkpoints.c",
+        "possible && read_4(at + CRC_AT) == checkpoints_crc(decoder, at, size, nbytes)",
+        "possible",
+    ),
     Mutation("jpeg/checkpoints.c", "bit + fields.width > fields.end", "0"),
     Mutation("jpeg/checkpoints.c", "position > end || is_wide(predicted)", "is_wide(predicted)"),
     Mutation("jpeg/checkpoints.c", "marker[0] != 0xFF || marker[1] != expected", "marker[0] != 0xFF"),
@@ -169,7 +173,7 @@ MUTATIONS = [
         "points[mcu].bit = 8 * (at - file) + (points[mcu].bit & 7);",
         "points[mcu].bit += 8 * base;",
     ),
-    Mutation("jpeg/checkpoints.c", "byte = byte < last ? byte : last;\n    memcpy", "memcpy"),
+    Mutation("jpeg/checkpoints.c", "byte = byte < last ? byte : last;\n    return", "return"),
     Mutation("jpeg/entropy.c", "return same && read ==", "return read =="),
     Mutation(
         "jpeg/entropy.c", "input.lengths.at ? sizeof part->next[0] : sizeof part->next", "input.lengths.at ? 0 : 12"
@@ -220,10 +224,10 @@ MUTATIONS = [
     # Gray
     Mutation("jpeg/entropy.c", "if (input->unread != unread && input->unread)", "if (0)"),
     Mutation("jpeg/entropy.c", "(size_t)used * block", "(size_t)(used - 1) * block"),
-    Mutation("jpeg/pixels.c", "*b = plane_row(decoder, 0, y + count - 1) + left;", "*b = a;"),
+    Mutation("jpeg/pixels.c", "b = plane_row(decoder, 0, y + count - 1) + left;", "b = a;"),
     Mutation(
         "jpeg/pixels.c",
-        "decoder->worker.kernels->gray_mirror(to, a, box->width);",
+        "decoder->worker.kernels->mirror(to, a, box->width, channels);",
         "memcpy(to, a, (size_t)box->width);",
     ),
     Mutation("jpeg/colours.c", "_mm_setr_epi8(15, 14,", "_mm_setr_epi8(14, 15,"),
@@ -275,8 +279,8 @@ MUTATIONS = [
     Mutation("shape/place.c", "from + (count - 1 - x) * size", "from + x * size"),
     Mutation(
         "shape/place.c",
-        "to + (columns - stop) * size, from + (left + first) * size, count, size);",
-        "to + first * size, from + (left + first) * size, count, size);",
+        "reverse(to + (columns - stop) * size, from + (left + first) * size, count, size);",
+        "reverse(to + first * size, from + (left + first) * size, count, size);",
     ),
     Mutation("shape/place.c", "stop = width - left < columns ? width - left : columns;", "stop = columns;"),
     Mutation("shape/place.c", "(mirrored ? columns - 1 - x : x) * size, place", "x * size, place"),
@@ -319,7 +323,7 @@ MUTATIONS = [
         "if (!whole)\n        memset(task->to, 0,",
         "if (whole)\n        memset(task->to, 0,",
     ),
-    Mutation("jpeg/pixels.c", "task->resized || task->request->mirrored ? pixels : to", "task->resized ? pixels : to"),
+    Mutation("jpeg/pixels.c", "task->resized || mirrored ? decoder->worker", "task->resized ? decoder->worker"),
     Mutation(
         "answer.c",
         "if (!whole && !task->resized && (task->form->padding",
@@ -337,7 +341,9 @@ NEON_MUTATIONS = (
         "shape/resize.c", "vmlal_high_s16(vmlal_s16(sum, vget_low_s16(eight), vget_low_s16(own)), eight, own)", "sum"
     ),
     Mutation(
-        "shape/resize.c", "s16 bytes = (s16)vmovl_u8((uint8x8_t)vdup_n_u32(four));", "s16 bytes = vdupq_n_s16(0);"
+        "shape/resize.c",
+        "s16 bytes = (s16)vmovl_u8((uint8x8_t)vdup_n_u32(read_4(p + j)));",
+        "s16 bytes = vdupq_n_s16(0);",
     ),
     Mutation("shape/resize.c", "u8 four = vld1q_u8(row ? q : p);", "u8 four = vld1q_u8(p);"),
     Mutation("shape/resize.c", "vst1q_u8(to + x + 16, second);", "vst1q_u8(to + x + 16, first);"),

@@ -4,8 +4,6 @@
 #include "ops/program.h"
 #include "simd/arithmetic.h"
 
-#include <string.h>
-
 static bool is_within(const struct box *box, int64_t height, int64_t width)
 {
     return box->top >= 0 && box->left >= 0 && box->height > 0 && box->width > 0 && box->top <= height - box->height &&

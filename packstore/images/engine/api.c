@@ -6,7 +6,6 @@
 #include "ops/program.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 /* Increase this number whenever a structure or function that Python uses changes. */
 #define INTERFACE 21

@@ -22,6 +22,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #if !defined(__GNUC__)
 #error "a compiler that knows GNU C is needed"
@@ -81,6 +82,23 @@ struct worker {
     const struct kernels *kernels;
     struct scratch scratch;
 };
+
+/* Reads a number that may be unaligned. */
+#define READER(name, type)                                                                                             \
+    INLINE type name(const void *at)                                                                                   \
+    {                                                                                                                  \
+        type value;                                                                                                    \
+        memcpy(&value, at, sizeof value);                                                                              \
+        return value;                                                                                                  \
+    }
+READER(read_2, uint16_t)
+READER(read_4, uint32_t)
+READER(read_8, uint64_t)
+
+INLINE int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
 
 INLINE int64_t size_of(int64_t kind)
 {

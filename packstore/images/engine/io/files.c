@@ -6,7 +6,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -23,24 +22,14 @@
 
 enum { BILLION = 1000000000 };
 
-static int64_t modified_ns(const struct stat *found)
-{
 #if defined(__APPLE__)
-    const struct timespec *time = &found->st_mtimespec;
-#else
-    const struct timespec *time = &found->st_mtim;
+#define st_mtim st_mtimespec
+#define st_ctim st_ctimespec
 #endif
-    return (int64_t)time->tv_sec * BILLION + time->tv_nsec;
-}
 
-static int64_t changed_ns(const struct stat *found)
+static int64_t nanoseconds(struct timespec time)
 {
-#if defined(__APPLE__)
-    const struct timespec *time = &found->st_ctimespec;
-#else
-    const struct timespec *time = &found->st_ctim;
-#endif
-    return (int64_t)time->tv_sec * BILLION + time->tv_nsec;
+    return (int64_t)time.tv_sec * BILLION + time.tv_nsec;
 }
 
 /* Reads all bytes of a regular file. REFUSED if it has another size or time, or is not a regular file. Opens without
@@ -52,7 +41,7 @@ static enum outcome read_file(int directory, const char *name, int64_t nbytes, i
     if (file < 0)
         return REFUSED;
     bool same = !facts_of_open(file, &found) && S_ISREG(found.st_mode) && found.st_size == nbytes &&
-                modified_ns(&found) == modified;
+                nanoseconds(found.st_mtim) == modified;
     while (same && nbytes) {
         ssize_t part = read(file, to, (size_t)nbytes);
         same = part > 0;
@@ -198,8 +187,8 @@ EXPORT void packstore_engine_stat_files(int directory, const char *names, int64_
         if (!facts_at(directory, names, &found)) {
             bool file = S_ISREG(found.st_mode);
             facts[0] = file ? (int64_t)found.st_size : -1;
-            facts[1] = file ? modified_ns(&found) : 0;
-            facts[2] = file ? changed_ns(&found) : 0;
+            facts[1] = file ? nanoseconds(found.st_mtim) : 0;
+            facts[2] = file ? nanoseconds(found.st_ctim) : 0;
         }
         names += strlen(names) + 1;
         facts += 3;

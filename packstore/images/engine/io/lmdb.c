@@ -2,31 +2,8 @@
  * and trusts its pages. Here every number of the file is compared with its bounds before it is used. */
 #include "lmdb.h"
 
-#include <string.h>
-
 enum { PAGE_HEADER = 16, NODE_HEADER = 8, DIGITS = 10, MOST_KEY = 511 };
 enum { BRANCH_PAGE = 1, LEAF_PAGE = 2, OVERFLOW_PAGE = 4, BIG_VALUE = 1 };
-
-INLINE uint16_t read_2(const uint8_t *at)
-{
-    uint16_t value;
-    memcpy(&value, at, sizeof value);
-    return value;
-}
-
-INLINE uint32_t read_4(const uint8_t *at)
-{
-    uint32_t value;
-    memcpy(&value, at, sizeof value);
-    return value;
-}
-
-INLINE uint64_t read_8(const uint8_t *at)
-{
-    uint64_t value;
-    memcpy(&value, at, sizeof value);
-    return value;
-}
 
 struct key {
     const uint8_t *at;

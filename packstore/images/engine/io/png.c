@@ -1,8 +1,6 @@
 /* Reads rows of PNG files of one channel: inflates zlib's format (RFC 1950, 1951) and undoes the filters of rows. */
 #include "../core/base.h"
 
-#include <string.h>
-
 enum {
     LONGEST_CODE = 15,
     LITERALS = 288, /* literals, end of block, lengths of matches */
@@ -44,9 +42,7 @@ static const uint8_t DISTANCE_EXTRA[DISTANCES] = {0, 0, 0, 0, 1, 1, 2, 2,  3,  3
 INLINE void refill(struct stream *in)
 {
     if (in->end - in->at >= 8) {
-        uint64_t next;
-        memcpy(&next, in->at, 8);
-        in->bits |= next << in->held;
+        in->bits |= read_8(in->at) << in->held;
         in->at += (63 - in->held) >> 3;
         in->held |= 56;
         return;

@@ -10,8 +10,6 @@
  * this number (1 byte), 0 (1 byte), the smallest length (2 bytes). A length of ones alone is unknown. */
 #include "jpeg.h"
 
-#include <string.h>
-
 enum {
     WITHOUT_LENGTHS = 1,
     WITH_LENGTHS,
@@ -58,10 +56,7 @@ static uint32_t add_crc(const uint32_t table[8][256], uint32_t crc, const uint8_
 {
     crc = ~crc;
     for (; count >= 8; at += 8, count -= 8) {
-        uint32_t low, high;
-        memcpy(&low, at, 4);
-        memcpy(&high, at + 4, 4);
-        low ^= crc;
+        uint32_t low = read_4(at) ^ crc, high = read_4(at + 4);
         crc = table[7][low & 255] ^ table[6][low >> 8 & 255] ^ table[5][low >> 16 & 255] ^ table[4][low >> 24] ^
               table[3][high & 255] ^ table[2][high >> 8 & 255] ^ table[1][high >> 16 & 255] ^ table[0][high >> 24];
     }
@@ -116,12 +111,10 @@ static uint32_t checkpoints_crc(const struct decoder *decoder, const uint8_t *at
 static int64_t read_lengths(const struct headers *headers, const uint8_t *at, int64_t size, struct lengths *lengths)
 {
     const uint8_t *tail = at + size - TAIL;
-    uint16_t least;
-    memcpy(&least, tail + 2, sizeof least);
     int64_t bytes = TAIL + ((count_mcus(headers) * tail[0] + 7) >> 3);
     if (!tail[0] || tail[0] > MOST_WIDTH || bytes >= size - HEAD)
         return 0;
-    *lengths = (struct lengths){at + size - bytes, tail[0], least, (1u << tail[0]) - 1};
+    *lengths = (struct lengths){at + size - bytes, tail[0], read_2(tail + 2), (1u << tail[0]) - 1};
     return bytes;
 }
 
@@ -131,8 +124,6 @@ static enum outcome read_head(struct decoder *decoder, int64_t nbytes, struct fi
     const uint8_t *at = decoder->input.checkpoints;
     int64_t size = decoder->input.checkpoint_bytes, lengths_bytes = 0;
     struct lengths *lengths = &decoder->input.lengths;
-    uint32_t least, crc;
-    int16_t changes[COMPONENTS];
     lengths->at = NULL;
     if (size <= HEAD || size > MOST_BYTES || at[0] < WITHOUT_LENGTHS || at[0] > WITH_LENGTHS || !at[1])
         return REFUSED;
@@ -145,19 +136,16 @@ static enum outcome read_head(struct decoder *decoder, int64_t nbytes, struct fi
     }
     fields->end = 8 * (size - HEAD - lengths_bytes);
     fields->piece = at[1];
-    memcpy(&least, at + 6, sizeof least);
-    memcpy(changes, at + 10, sizeof changes);
-    memcpy(&crc, at + CRC_AT, sizeof crc);
     fields->width = 0;
     for (int f = 0; f < FIELDS; f++) {
         fields->bits[f] = at[2 + f];
-        fields->least[f] = f ? (int64_t)changes[f - 1] : (int64_t)least;
+        fields->least[f] = f ? (int16_t)read_2(at + 8 + 2 * f) : (int64_t)read_4(at + 6);
         fields->width += fields->bits[f];
         if (fields->bits[f] > (f ? MOST_CHANGE_BITS : MOST_LENGTH_BITS))
             return REFUSED;
     }
     bool possible = fields->bits[0] && fields->width <= MOST_BITS;
-    return possible && crc == checkpoints_crc(decoder, at, size, nbytes) ? DONE : REFUSED;
+    return possible && read_4(at + CRC_AT) == checkpoints_crc(decoder, at, size, nbytes) ? DONE : REFUSED;
 }
 
 /* Returns the fields that begin with bit `bit` of the body. A load of 8 bytes that ends with the body stays in the
@@ -165,10 +153,8 @@ static enum outcome read_head(struct decoder *decoder, int64_t nbytes, struct fi
 INLINE uint64_t read_fields(const struct decoder *decoder, int64_t bit)
 {
     int64_t byte = HEAD + (bit >> 3), last = decoder->input.checkpoint_bytes - 8;
-    uint64_t entry;
     byte = byte < last ? byte : last;
-    memcpy(&entry, decoder->input.checkpoints + byte, 8);
-    return entry >> (8 * (HEAD - byte) + bit);
+    return read_8(decoder->input.checkpoints + byte) >> (8 * (HEAD - byte) + bit);
 }
 
 static bool is_wide(const int *predicted)
@@ -303,9 +289,7 @@ static int values_of(const struct decoder *decoder, int64_t mcu, int64_t next, i
 /* Writes a number into zeros, from bit `bit` on: 57 bits at most. `to` has 8 spare bytes. */
 INLINE void put_bits(uint8_t *to, int64_t bit, uint64_t number)
 {
-    uint64_t there;
-    memcpy(&there, to + (bit >> 3), 8);
-    there |= number << (bit & 7);
+    uint64_t there = read_8(to + (bit >> 3)) | number << (bit & 7);
     memcpy(to + (bit >> 3), &there, 8);
 }
 

@@ -3,8 +3,6 @@
 #include "../simd/arithmetic.h"
 #include "jpeg.h"
 
-#include <string.h>
-
 /* Computes 3 * near + far if `weight` is 3, near alone if it is 1; repeats the outermost values beyond both ends. */
 void blend_plain(int16_t *restrict to, const uint8_t *restrict near, const uint8_t *restrict far, int64_t count,
                  int weight)
@@ -34,17 +32,13 @@ INLINE void heighten_of(uint8_t *restrict to, const uint8_t *restrict near, cons
 BOTH_LOOPS(void, heighten, (uint8_t *to, const uint8_t *near, const uint8_t *far, int64_t count, int bias),
            heighten_of(to, near, far, count, bias))
 
-/* Mirrors a row of pixels. */
-void mirror_plain(uint8_t *to, const uint8_t *from, int64_t pixels)
+/* Mirrors a row of pixels of one or three channels. */
+void mirror_plain(uint8_t *to, const uint8_t *from, int64_t pixels, int64_t channels)
 {
-    for (int64_t i = 0; i < pixels; i++)
-        memcpy(to + 3 * i, from + 3 * (pixels - 1 - i), 3);
-}
-
-void gray_mirror_plain(uint8_t *to, const uint8_t *from, int64_t pixels)
-{
-    for (int64_t i = 0; i < pixels; i++)
+    for (int64_t i = 0; channels == 1 && i < pixels; i++)
         to[pixels - 1 - i] = from[i];
+    for (int64_t i = 0; channels == 3 && i < pixels; i++)
+        memcpy(to + 3 * i, from + 3 * (pixels - 1 - i), 3);
 }
 
 /* The factors 1.402, 1.772, 0.34414 and 0.71414 have 16 fractional bits. */
@@ -189,26 +183,23 @@ VECTORS void colours_vector(uint8_t *to, const uint8_t *y, const uint8_t *cb, co
 }
 
 /* Mirrors five pixels, of 16 bytes, at a time; the first byte is overwritten by the next five. Reads forwards, as
- * processors fetch ahead best. */
-VECTORS void mirror_vector(uint8_t *to, const uint8_t *from, int64_t pixels)
+ * processors fetch ahead best. Of gray, sixteen pixels. */
+VECTORS void mirror_vector(uint8_t *to, const uint8_t *from, int64_t pixels, int64_t channels)
 {
-    const __m128i order = _mm_setr_epi8(15, 12, 13, 14, 9, 10, 11, 6, 7, 8, 3, 4, 5, 0, 1, 2);
     int64_t i = 0;
-    for (; i + 6 <= pixels; i += 5) {
-        __m128i five = _mm_loadu_si128((const __m128i *)(from + 3 * i));
-        _mm_storeu_si128((__m128i *)(to + 3 * (pixels - 5 - i) - 1), _mm_shuffle_epi8(five, order));
+    if (channels == 1) {
+        const __m128i order = _mm_setr_epi8(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+        for (; i + 16 <= pixels; i += 16) {
+            __m128i sixteen = _mm_loadu_si128((const __m128i *)(from + i));
+            _mm_storeu_si128((__m128i *)(to + pixels - 16 - i), _mm_shuffle_epi8(sixteen, order));
+        }
+    } else {
+        const __m128i order = _mm_setr_epi8(15, 12, 13, 14, 9, 10, 11, 6, 7, 8, 3, 4, 5, 0, 1, 2);
+        for (; i + 6 <= pixels; i += 5) {
+            __m128i five = _mm_loadu_si128((const __m128i *)(from + 3 * i));
+            _mm_storeu_si128((__m128i *)(to + 3 * (pixels - 5 - i) - 1), _mm_shuffle_epi8(five, order));
+        }
     }
-    mirror_plain(to, from + 3 * i, pixels - i);
-}
-
-VECTORS void gray_mirror_vector(uint8_t *to, const uint8_t *from, int64_t pixels)
-{
-    const __m128i order = _mm_setr_epi8(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    int64_t i = 0;
-    for (; i + 16 <= pixels; i += 16) {
-        __m128i sixteen = _mm_loadu_si128((const __m128i *)(from + i));
-        _mm_storeu_si128((__m128i *)(to + pixels - 16 - i), _mm_shuffle_epi8(sixteen, order));
-    }
-    gray_mirror_plain(to, from + i, pixels - i);
+    mirror_plain(to, from + channels * i, pixels - i, channels);
 }
 #endif

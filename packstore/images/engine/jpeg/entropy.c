@@ -1,42 +1,21 @@
 /* Huffman decoding of restart segments, two at a time: ITU-T T.81, F.2.2 and B.1.1.5. */
 #include "jpeg.h"
 
-#include <string.h>
-
-/* Copies coded data without the zero bytes after 0xFF (B.1.1.5) up to the next marker. Returns the marker's address;
- * NULL if there is none. */
-static const uint8_t *unstuff(uint8_t **to, const uint8_t *from, const uint8_t *end)
-{
-    uint8_t *out = *to;
-    while (from < end) {
-        const uint8_t *ff = memchr(from, 0xFF, (size_t)(end - from));
-        if (!ff || end - ff < 2)
-            return NULL;
-        memcpy(out, from, (size_t)(ff - from));
-        out += ff - from;
-        if (ff[1]) {
-            *to = out;
-            return ff;
-        }
-        *out++ = 0xFF;
-        from = ff + 2;
-    }
-    return NULL;
-}
-
-/* Copies coded data between two checkpoints likewise; more of the file follows `stop`. Returns NULL if it contains a
- * marker. */
-static uint8_t *unstuff_part(uint8_t *out, const uint8_t *from, const uint8_t *stop)
+/* Copies coded data before `stop` without the zero bytes after 0xFF (B.1.1.5), up to the next marker; more of the file
+ * follows `stop`. Returns the marker's address; NULL if there is none. */
+static const uint8_t *unstuff(uint8_t **to, const uint8_t *from, const uint8_t *stop)
 {
     while (from < stop) {
-        const uint8_t *ff = memchr(from, 0xFF, (size_t)(stop - from)), *to = ff ? ff + 1 : stop;
-        memcpy(out, from, (size_t)(to - from));
-        out += to - from;
+        const uint8_t *ff = memchr(from, 0xFF, (size_t)(stop - from)), *end = ff ? ff : stop;
+        memcpy(*to, from, (size_t)(end - from));
+        *to += end - from;
         if (ff && ff[1])
-            return NULL;
+            return ff;
+        if (ff)
+            *(*to)++ = 0xFF;
         from = ff ? ff + 2 : stop;
     }
-    return out;
+    return NULL;
 }
 
 /* Gives the lane the next located part. Its first byte must not be a stuffed zero. */
@@ -54,8 +33,8 @@ static enum outcome take_located(struct decoder *decoder, struct lane *lane)
     }
     input->next_segment++;
     const uint8_t *from = input->file + part->start, *stop = input->file + part->marker + (part->end_bit > 0);
-    uint8_t *end = from[-1] == 0xFF ? NULL : unstuff_part(lane->unstuffed, from, stop);
-    if (!end)
+    uint8_t *end = lane->unstuffed;
+    if (from[-1] == 0xFF || unstuff(&end, from, stop))
         return REFUSED;
     lane->end = end;
     lane->mcu = part->mcu;
@@ -79,7 +58,7 @@ static enum outcome take_following(struct decoder *decoder, struct lane *lane)
         int64_t n = input->next_segment++, mcu = n * each, count = total - mcu < each ? total - mcu : each;
         uint8_t *end = lane->unstuffed;
         lane->base = input->scan - input->file;
-        const uint8_t *marker = unstuff(&end, input->scan, input->file_end);
+        const uint8_t *marker = unstuff(&end, input->scan, input->file_end - 1);
         int expected = n == input->segments - 1 ? EOI : RST0 | (int)(n & 7);
         if (!marker || marker[1] != expected)
             return REFUSED;
@@ -189,11 +168,9 @@ struct hot {
 /* Provides at least 57 unread bits. */
 INLINE void refill(struct hot *hot)
 {
-    uint64_t next;
     hot->at += (hot->taken & 255) >> 3;
     hot->taken &= ~(uint32_t)0xF8;
-    memcpy(&next, hot->at, 8);
-    hot->bits = __builtin_bswap64(next) << (hot->taken & 7);
+    hot->bits = __builtin_bswap64(read_8(hot->at)) << (hot->taken & 7);
 }
 
 /* Index of the next coefficient. */
@@ -228,9 +205,7 @@ INLINE enum outcome pass_chroma(struct lane *lane, struct hot *hot)
     int luma = decoder->output.blocks, blocks = decoder->input.headers.blocks;
     if (hot->block == first + luma) {
         int64_t bit = (lane->mcu + lane->count - lane->chroma_left) * lengths->bits;
-        uint32_t length;
-        memcpy(&length, lengths->at + (bit >> 3), sizeof length);
-        length = length >> (bit & 7) & lengths->unknown;
+        uint32_t length = read_4(lengths->at + (bit >> 3)) >> (bit & 7) & lengths->unknown;
         if (UNLIKELY(length == lengths->unknown)) {
             lane->block_end = first + blocks;
             return DONE;
@@ -336,8 +311,7 @@ INLINE int run(struct lane *const *lanes, const int count)
     }
 }
 
-BOTH_LOOPS(int, one_lane, (struct lane *const *lanes), run(lanes, 1))
-BOTH_LOOPS(int, two_lanes, (struct lane *const *lanes), run(lanes, 2))
+BOTH_LOOPS(int, run_lanes, (struct lane *const *lanes, int count), count == 1 ? run(lanes, 1) : run(lanes, 2))
 
 /* Opens the first segment of a lane, decodes its first coefficient, and adds the lane to the team. NO_MORE if it has
  * nothing to do. */
@@ -400,8 +374,7 @@ struct decoder *decode_together(struct team *team, enum outcome *outcome)
             *outcome = leave(team, decoder, REFUSED);
             return decoder;
         }
-        const struct kernels *kernels = decoder->worker.kernels;
-        int ended = (team->count == 1 ? kernels->one_lane : kernels->two_lanes)(team->lanes);
+        int ended = decoder->worker.kernels->run_lanes(team->lanes, team->count);
         struct lane *lane = team->lanes[ended];
         decoder = lane->decoder;
         team->lanes[ended] = team->lanes[--team->count];

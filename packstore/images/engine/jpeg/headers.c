@@ -1,14 +1,6 @@
 /* Reads the segments of a JPEG file up to its scan: ITU-T T.81, B.2. Decides on colours as libjpeg does. */
 #include "jpeg.h"
 
-#include <string.h>
-
-/* Figure A.6: positions in a block, in the order in which coefficients are coded. */
-static const uint8_t zigzag[64] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,
-                                   12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28,
-                                   35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51,
-                                   58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
-
 /* State while the segments are read. */
 struct reading {
     bool has_frame, has_jfif, has_adobe;
@@ -29,7 +21,7 @@ static enum outcome read_quantisation(struct headers *headers, struct reading *r
         if (at[0] >= TABLES)
             return REFUSED;
         for (int k = 0; k < 64; k++)
-            headers->quantisation[at[0]][zigzag[k]] = at[1 + k];
+            headers->quantisation[at[0]][natural_place[1 + k]] = at[1 + k];
         reading->has_quantisation |= (uint8_t)(1 << at[0]);
     }
     return at == end ? DONE : REFUSED;

@@ -3,8 +3,6 @@
 #include "../simd/arithmetic.h"
 #include "jpeg.h"
 
-#include <string.h>
-
 enum {
     /* Limit after one pass. Beyond it, as beyond MOST_COEFFICIENT, the 16-bit arithmetic of libjpeg-turbo's vector
        instructions differs from its C. */

@@ -1,8 +1,6 @@
 /* Decodes a box of a JPEG file: chooses the MCUs, and converts their samples to rows of RGB, or of luma alone. */
 #include "jpeg.h"
 
-#include <string.h>
-
 /* Chooses the MCUs that a box needs. If chroma is subsampled, upsampling also needs the samples around the box. */
 static void choose_mcus(struct decoder *decoder, const struct box *box)
 {
@@ -159,12 +157,13 @@ int64_t note_samples(struct decoder *decoder, int64_t mcu, int64_t count)
     return last ? headers->height : (output->row0 + output->whole) * headers->mcu_height - mixed;
 }
 
-/* Writes the pixels of the box, RGB (height, width, 3), from the planes; writes nothing after them. */
-static void write_pixels(struct decoder *decoder, const struct box *box, uint8_t *to)
+/* Writes the pixels of `count` rows of the box, RGB, from the planes; writes nothing after them. */
+static void write_pixels(struct decoder *decoder, int64_t y, int64_t count, uint8_t *to)
 {
     const struct headers *headers = &decoder->input.headers;
+    const struct box *box = &decoder->output.task.box;
     int64_t left = box->left - decoder->output.column0 * headers->mcu_width;
-    for (int64_t y = box->top; y < box->top + box->height; y++, to += 3 * box->width) {
+    for (; count; count--, y++, to += 3 * box->width) {
         const uint8_t *luma = plane_row(decoder, 0, y) + left;
         if (headers->components == 1) {
             for (int64_t x = 0; x < box->width; x++)
@@ -177,48 +176,39 @@ static void write_pixels(struct decoder *decoder, const struct box *box, uint8_t
     }
 }
 
-/* Makes one or two rows of the box from luma alone: they are the samples themselves. */
-static void use_luma(struct decoder *decoder, int64_t count)
-{
-    const struct task *task = &decoder->output.task;
-    const struct box *box = &task->box;
-    int64_t left = box->left - decoder->output.column0 * decoder->input.headers.mcu_width, y = box->top + task->rows;
-    const uint8_t *a = plane_row(decoder, 0, y) + left, *b = plane_row(decoder, 0, y + count - 1) + left;
-    uint8_t *to = task->shown + task->rows * task->request->window.width;
-    if (task->resized)
-        resize_rows(&decoder->output.resizing, a, b);
-    else if (task->request->mirrored)
-        decoder->worker.kernels->gray_mirror(to, a, box->width);
-    else
-        memcpy(to, a, (size_t)box->width);
-}
-
 /* Makes pixels of the new rows above `bottom`, which have samples, while these are in the caches. */
 void use_rows(struct decoder *decoder, int64_t bottom)
 {
     struct task *task = &decoder->output.task;
     const struct box *box = &task->box;
-    int64_t stop = bottom - box->top < box->height ? bottom - box->top : box->height;
-    uint8_t *pixels = decoder->worker.scratch.pixels.at;
+    const bool mirrored = task->request->mirrored;
+    int64_t stop = smaller(bottom - box->top, box->height), channels = task->channels,
+            row_bytes = channels * box->width;
+    int64_t left = box->left - decoder->output.column0 * decoder->input.headers.mcu_width;
     while (task->rows < stop) {
-        int64_t count = task->resized ? 2 : 1;
+        int64_t count = task->resized ? 2 : 1, y = box->top + task->rows;
         if (task->rows + count > stop) {
             if (stop < box->height)
                 return;
             count = 1;
         }
-        const struct box rows = {box->top + task->rows, box->left, count, box->width};
-        uint8_t *to = task->shown + task->rows * 3 * task->request->window.width;
-        if (task->channels == 1) {
-            use_luma(decoder, count);
-            task->rows += count;
-            continue;
+        uint8_t *to = task->shown + task->rows * channels * task->request->window.width;
+        const uint8_t *a, *b;
+        if (channels == 1) { /* pixels are the samples themselves */
+            a = plane_row(decoder, 0, y) + left;
+            b = plane_row(decoder, 0, y + count - 1) + left;
+        } else {
+            uint8_t *made = task->resized || mirrored ? decoder->worker.scratch.pixels.at : to;
+            write_pixels(decoder, y, count, made);
+            a = made;
+            b = made + (count - 1) * row_bytes;
         }
-        write_pixels(decoder, &rows, task->resized || task->request->mirrored ? pixels : to);
         if (task->resized)
-            resize_rows(&decoder->output.resizing, pixels, pixels + (count - 1) * 3 * box->width);
-        else if (task->request->mirrored)
-            decoder->worker.kernels->mirror(to, pixels, box->width);
+            resize_rows(&decoder->output.resizing, a, b);
+        else if (mirrored)
+            decoder->worker.kernels->mirror(to, a, box->width, channels);
+        else if (channels == 1)
+            memcpy(to, a, (size_t)row_bytes);
         task->rows += count;
     }
 }

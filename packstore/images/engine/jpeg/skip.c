@@ -2,8 +2,6 @@
  * images in turn. */
 #include "jpeg.h"
 
-#include <string.h>
-
 enum { SKIP_BITS = 11, PER_FILL = 4 };
 
 /* State that the loop keeps in registers: the next `count` bits, at the high end of `bits`; `at` is the byte after
@@ -80,9 +78,7 @@ static enum outcome make_skips(struct decoder *decoder)
 
 INLINE void fill(struct passing *hot)
 {
-    uint64_t next;
-    memcpy(&next, hot->at, 8);
-    hot->bits |= __builtin_bswap64(next) >> hot->count;
+    hot->bits |= __builtin_bswap64(read_8(hot->at)) >> hot->count;
     hot->at += (63 - hot->count) >> 3;
     hot->count |= 56;
 }
@@ -212,8 +208,8 @@ stop:
     return stopped;
 }
 
-BOTH_LOOPS(int, pass_one, (struct skipper *const *skippers, enum outcome *outcome), pass(skippers, 1, outcome))
-BOTH_LOOPS(int, pass_two, (struct skipper *const *skippers, enum outcome *outcome), pass(skippers, 2, outcome))
+BOTH_LOOPS(int, pass_segments, (struct skipper *const *skippers, int count, enum outcome *outcome),
+           count == 1 ? pass(skippers, 1, outcome) : pass(skippers, 2, outcome))
 
 /* Begins the next segment of an image. NO_MORE if there is none. */
 static enum outcome begin_segment(struct skipper *skipper, bool gray)
@@ -282,8 +278,7 @@ EXPORT void packstore_engine_checkpoints(struct decoder *decoder, const uint8_t 
             continue;
         }
         enum outcome outcome;
-        const struct kernels *kernels = decoder->worker.kernels;
-        int n = busy == 2 ? kernels->pass_two(active, &outcome) : kernels->pass_one(active, &outcome);
+        int n = decoder->worker.kernels->pass_segments(active, busy, &outcome);
         struct skipper *ended = active[n];
         if (outcome == NO_MORE && (outcome = end_segment(ended, gray)) == DONE)
             continue;

@@ -1,8 +1,6 @@
 /* Huffman tables: ITU-T T.81, C.2 and F.2.2.3. */
 #include "jpeg.h"
 
-#include <string.h>
-
 enum { AC_BITS = 10, DC_BITS = 11 }; /* most bits for 8-bit samples: F.1.2 */
 
 /* F.2.2.1, EXTEND: the value of `size` bits; 0 for none. */

@@ -2,8 +2,6 @@
 #include "../simd/arithmetic.h"
 #include "program.h"
 
-#include <string.h>
-
 enum { COLUMNS = 64 }; /* columns blurred at a time: their rows stay in the first cache */
 
 /* ---- loops ---- */
@@ -23,16 +21,11 @@ INLINE void sharpen_with(uint8_t *restrict to, const uint8_t *restrict above, co
     }
 }
 
-void bytes_to_floats_plain(float *to, const uint8_t *from, int64_t count)
+/* Writes bytes: values rounded to the nearest number, or cut off. */
+void to_bytes_plain(uint8_t *to, const float *from, bool rounds, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
-        to[i] = (float)from[i];
-}
-
-void round_plain(uint8_t *to, const float *from, int64_t count)
-{
-    for (int64_t i = 0; i < count; i++)
-        to[i] = to_byte(round_even(from[i]));
+        to[i] = to_byte(rounds ? round_even(from[i]) : from[i]);
 }
 
 typedef float eight __attribute__((vector_size(32), aligned(4), may_alias));
@@ -60,11 +53,9 @@ INLINE void weigh_of(float *to, const float *const *rows, const float *weights, 
 BOTH_LOOPS(void, weigh, (float *to, const float *const *rows, const float *weights, int reach, int64_t count),
            weigh_of(to, rows, weights, reach, count))
 
-void sharpen_plain(uint8_t *to, const uint8_t *above, const uint8_t *row, const uint8_t *below, int64_t count,
-                   float factor)
-{
-    sharpen_with(to, above, row, below, count, factor, false);
-}
+PLAIN_LOOP(void, sharpen,
+           (uint8_t *to, const uint8_t *above, const uint8_t *row, const uint8_t *below, int64_t count, float factor),
+           sharpen_with(to, above, row, below, count, factor, false))
 
 #ifdef HAS_VECTORS
 /* Loads sixteen bytes as 16-bit numbers. */
@@ -103,26 +94,20 @@ VECTORS void sharpen_vector(uint8_t *to, const uint8_t *above, const uint8_t *ro
     sharpen_with(to + i, above + i, row + i, below + i, count - i, factor, true);
 }
 
-VECTORS void bytes_to_floats_vector(float *to, const uint8_t *from, int64_t count)
-{
-    int64_t i = 0;
-    for (; i + 8 <= count; i += 8)
-        _mm256_storeu_ps(to + i, load_bytes(from + i));
-    bytes_to_floats_plain(to + i, from + i, count - i);
-}
-
-VECTORS void round_vector(uint8_t *to, const float *from, int64_t count)
+VECTORS void to_bytes_vector(uint8_t *to, const float *from, bool rounds, int64_t count)
 {
     int64_t i = 0;
     for (; i + 32 <= count; i += 32) {
         __m256i numbers[4];
-        for (int n = 0; n < 4; n++)
-            numbers[n] = _mm256_cvtps_epi32(_mm256_loadu_ps(from + i + 8 * n));
+#pragma GCC unroll 4
+        for (int n = 0; n < 4; n++) {
+            __m256 values = _mm256_loadu_ps(from + i + 8 * n);
+            numbers[n] = rounds ? _mm256_cvtps_epi32(values) : _mm256_cvttps_epi32(values);
+        }
         store_numbers(to + i, numbers);
     }
-    round_plain(to + i, from + i, count - i);
+    to_bytes_plain(to + i, from + i, rounds, count - i);
 }
-
 #endif
 
 /* ---- passes ---- */
@@ -207,7 +192,7 @@ static void blur_row(const struct worker *worker, const struct strip *strip, con
     const float *shifted[MOST_KERNEL];
     int64_t first = strip->first - reach, stop = strip->first + strip->count + reach;
     int64_t inner = first < 0 ? 0 : first, inner_stop = stop > source->width ? source->width : stop;
-    kernels->bytes_to_floats(strip->line + 3 * (inner - first), row + 3 * inner, 3 * (inner_stop - inner));
+    kernels->to_floats(strip->line + 3 * (inner - first), UINT8, row + 3 * inner, 3 * (inner_stop - inner));
     for (int64_t x = first; x < stop; x++) {
         if (x == inner)
             x = inner_stop;
@@ -252,7 +237,7 @@ enum outcome blur(struct worker *worker, const struct image *image, const struct
             for (int j = 0; j < rows; j++)
                 shown[j] = strip.ring + reflected(y - down + j, image->height) % rows * strip.row_floats;
             kernels->weigh(strip.sum, shown, weights_down, down, 3 * strip.count);
-            kernels->round(image->at + 3 * (y * image->width + strip.first), strip.sum, 3 * strip.count);
+            kernels->to_bytes(image->at + 3 * (y * image->width + strip.first), strip.sum, true, 3 * strip.count);
         }
     }
     return DONE;

@@ -104,25 +104,12 @@ INLINE void extremes_of(const uint8_t *at, int64_t count, uint8_t *low, uint8_t 
 BOTH_LOOPS(void, extremes, (const uint8_t *at, int64_t count, uint8_t *low, uint8_t *high),
            extremes_of(at, count, low, high))
 
-void blend_bytes_plain(uint8_t *at, int64_t count, float factor, float other, float rest)
-{
-    blend_with(at, count, factor, other, rest, false);
-}
-
-void gray_plain(uint8_t *const planes[3], int64_t count)
-{
-    gray_with(planes, count, false);
-}
-
-int64_t sum_gray_plain(uint8_t *const planes[3], int64_t count)
-{
-    return sum_gray_with(planes, count, false);
-}
-
-void saturate_plain(uint8_t *const planes[3], int64_t count, float factor)
-{
-    saturate_with(planes, count, factor, false);
-}
+PLAIN_LOOP(void, blend_bytes, (uint8_t *at, int64_t count, float factor, float other, float rest),
+           blend_with(at, count, factor, other, rest, false))
+PLAIN_LOOP(void, gray, (uint8_t *const planes[3], int64_t count), gray_with(planes, count, false))
+PLAIN_LOOP(int64_t, sum_gray, (uint8_t *const planes[3], int64_t count), sum_gray_with(planes, count, false))
+PLAIN_LOOP(void, saturate, (uint8_t *const planes[3], int64_t count, float factor),
+           saturate_with(planes, count, factor, false))
 
 #ifdef HAS_VECTORS
 #define AFTER(planes, i) {(planes)[0] + (i), (planes)[1] + (i), (planes)[2] + (i)}

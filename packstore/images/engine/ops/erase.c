@@ -2,8 +2,6 @@
 #include "../simd/arithmetic.h"
 #include "program.h"
 
-#include <string.h>
-
 /* ---- loops ---- */
 
 /* Does mix() of packstore/training/random_draws.py. */
@@ -36,27 +34,6 @@ INLINE void add_share_of(float *restrict to, const uint8_t *restrict from, float
 }
 BOTH_LOOPS(void, add_share, (float *to, const uint8_t *from, float share, int64_t count),
            add_share_of(to, from, share, count))
-
-void cut_off_plain(uint8_t *to, const float *from, int64_t count)
-{
-    for (int64_t i = 0; i < count; i++)
-        to[i] = to_byte(from[i]);
-}
-
-#ifdef HAS_VECTORS
-VECTORS void cut_off_vector(uint8_t *to, const float *from, int64_t count)
-{
-    int64_t i = 0;
-    for (; i + 32 <= count; i += 32) {
-        __m256 values[4];
-        for (int n = 0; n < 4; n++)
-            values[n] = _mm256_loadu_ps(from + i + 8 * n);
-        store_bytes(to + i, values);
-    }
-    cut_off_plain(to + i, from + i, count - i);
-}
-
-#endif
 
 /* ---- passes ---- */
 
@@ -130,7 +107,7 @@ enum outcome mirror_image(struct worker *worker, const struct image *image, cons
     for (int64_t y = 0; y < image->height; y++) {
         uint8_t *row = image->at + y * row_bytes, *copy = worker->scratch.copied.at;
         memcpy(copy, row, (size_t)row_bytes);
-        worker->kernels->mirror(row, copy, image->width);
+        worker->kernels->mirror(row, copy, image->width, 3);
     }
     return DONE;
 }
@@ -177,6 +154,6 @@ enum outcome add_image(struct worker *worker, const struct image *image, const s
 enum outcome mix_images(struct worker *worker, const struct image *image, const struct step *step)
 {
     (void)step;
-    worker->kernels->cut_off(image->at, worker->scratch.sum.at, 3 * image->height * image->width);
+    worker->kernels->to_bytes(image->at, worker->scratch.sum.at, false, 3 * image->height * image->width);
     return DONE;
 }

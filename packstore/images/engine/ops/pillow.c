@@ -3,8 +3,6 @@
 #include "../simd/arithmetic.h"
 #include "program.h"
 
-#include <string.h>
-
 /* Converts RGB to L: ITU-R 601-2, with 16 fractional bits. */
 INLINE void luma_of(uint8_t *restrict to, const uint8_t *const planes[3], int64_t count)
 {

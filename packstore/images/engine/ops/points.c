@@ -3,8 +3,6 @@
 #include "../simd/arithmetic.h"
 #include "program.h"
 
-#include <string.h>
-
 enum { MOST_POINTS = 8 };
 
 /* Tables of the three channels, or an operation that mixes channels. */

@@ -3,8 +3,6 @@
 #include "../simd/arithmetic.h"
 #include "program.h"
 
-#include <string.h>
-
 /* Offset along an axis: a result pixel lies in the source between the pixels `first + 1` and `first + 2` after its own
  * position. */
 struct shift {
@@ -58,11 +56,9 @@ static void sum_from(uint8_t *to, const uint8_t *const lines[4], const float *co
     }
 }
 
-void sum_lines_plain(uint8_t *to, const uint8_t *const lines[4], const float *const weights[4], bool each,
-                     int64_t count)
-{
-    sum_from(to, lines, weights, each, 0, count);
-}
+PLAIN_LOOP(void, sum_lines,
+           (uint8_t *to, const uint8_t *const lines[4], const float *const weights[4], bool each, int64_t count),
+           sum_from(to, lines, weights, each, 0, count))
 
 #ifdef HAS_VECTORS
 VECTORS INLINE int64_t sum_vectors(uint8_t *to, const uint8_t *const lines[4], const float *const weights[4],

@@ -2,8 +2,6 @@
 #include "../simd/arithmetic.h"
 #include "program.h"
 
-#include <string.h>
-
 /* Map from pixels of a result row to positions in the source: a matrix or a perspective. */
 struct map {
     float m[8]; /* scaled so that the image reaches from -1 to 1 */
@@ -187,24 +185,14 @@ NOT_INLINE static void interpolate_from(uint8_t *to, const struct taps_of_warp *
     }
 }
 
-void bilinear_plain(uint8_t *to, const struct taps_of_warp *taps, int64_t count)
-{
-    interpolate_from(to, taps, false, 0, count);
-}
-
-void bicubic_plain(uint8_t *to, const struct taps_of_warp *taps, int64_t count)
-{
-    interpolate_from(to, taps, true, 0, count);
-}
+PLAIN_LOOP(void, interpolate, (uint8_t *to, const struct taps_of_warp *taps, bool bicubic, int64_t count),
+           interpolate_from(to, taps, bicubic, 0, count))
 
 #ifdef HAS_VECTORS
 /* Loads the same neighbour of two pixels. */
 VECTORS INLINE __m256 two_pixels(const uint8_t *a, const uint8_t *b)
 {
-    int32_t low, high;
-    memcpy(&low, a, 4);
-    memcpy(&high, b, 4);
-    __m128i both = _mm_insert_epi32(_mm_cvtsi32_si128(low), high, 1);
+    __m128i both = _mm_insert_epi32(_mm_cvtsi32_si128((int)read_4(a)), (int)read_4(b), 1);
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(both));
 }
 
@@ -347,14 +335,12 @@ VECTORS INLINE void interpolate_of(uint8_t *to, const struct taps_of_warp *taps,
     interpolate_from(to, taps, bicubic, i, count);
 }
 
-VECTORS void bilinear_vector(uint8_t *to, const struct taps_of_warp *taps, int64_t count)
+VECTORS void interpolate_vector(uint8_t *to, const struct taps_of_warp *taps, bool bicubic, int64_t count)
 {
-    interpolate_of(to, taps, false, count);
-}
-
-VECTORS void bicubic_vector(uint8_t *to, const struct taps_of_warp *taps, int64_t count)
-{
-    interpolate_of(to, taps, true, count);
+    if (bicubic)
+        interpolate_of(to, taps, true, count);
+    else
+        interpolate_of(to, taps, false, count);
 }
 #endif
 
@@ -396,10 +382,8 @@ enum outcome warp(struct worker *worker, const struct image *image, const struct
         kernels->locate(x, y, outside, &map, row, image->height, width);
         if ((step->flags & 3) == NEAREST)
             nearest(kernels, to, &taps, places, width);
-        else if ((step->flags & 3) == BILINEAR)
-            kernels->bilinear(to, &taps, width);
         else
-            kernels->bicubic(to, &taps, width);
+            kernels->interpolate(to, &taps, (step->flags & 3) == BICUBIC, width);
     }
     return DONE;
 }

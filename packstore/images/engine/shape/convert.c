@@ -3,8 +3,6 @@
 #include "../simd/arithmetic.h"
 #include "shape.h"
 
-#include <string.h>
-
 enum { LINE = 256 }; /* pixels interleaved at a time */
 
 /* Rounds to float16, to nearest, ties to even. */
@@ -57,16 +55,13 @@ static uint16_t to_bfloat(float value)
 /* Returns element `i` as float32; it may be unaligned. */
 float to_float(int kind, const void *from, int64_t i)
 {
-    uint16_t half;
-    float value;
-    if (kind == FLOAT32) {
-        memcpy(&value, (const uint8_t *)from + 4 * i, 4);
-        return value;
-    }
-    memcpy(&half, (const uint8_t *)from + 2 * i, 2);
+    const uint8_t *at = (const uint8_t *)from + i * size_of(kind);
+    if (kind == UINT8)
+        return *at;
     if (kind == FLOAT16)
-        return from_half(half);
-    uint32_t bits = (uint32_t)half << 16;
+        return from_half(read_2(at));
+    uint32_t bits = kind == FLOAT32 ? read_4(at) : (uint32_t)read_2(at) << 16;
+    float value;
     memcpy(&value, &bits, 4);
     return value;
 }
@@ -143,7 +138,10 @@ VECTORS INLINE void to_floats_of(float *to, const int kind, const void *from, in
 
 VECTORS void to_floats_vector(float *to, int kind, const void *from, int64_t count)
 {
-    WITH_FLOATS(kind, to_floats_of(to, KIND, from, count));
+    if (kind == UINT8)
+        to_floats_of(to, UINT8, from, count);
+    else
+        WITH_FLOATS(kind, to_floats_of(to, KIND, from, count));
 }
 
 VECTORS INLINE void from_floats_of(void *to, const int kind, const float *from, int64_t count)

@@ -1,8 +1,6 @@
 /* Cuts a window out of pixels that are not resized, pads it where it exceeds them, and mirrors it. */
 #include "shape.h"
 
-#include <string.h>
-
 /* Returns the element of `length` that padding shows at `at`; -1 for CONSTANT. */
 INLINE int64_t padded_place(int64_t at, int64_t length, int64_t padding)
 {
@@ -36,10 +34,8 @@ INLINE void place_line(const struct kernels *kernels, uint8_t *to, const uint8_t
     if (!from || first >= stop)
         first = stop = columns; /* all columns are outside */
     int64_t count = stop - first;
-    if (count > 0 && mirrored && size == 3)
-        kernels->mirror(to + (columns - stop) * size, from + (left + first) * size, count);
-    else if (count > 0 && mirrored && size == 1)
-        kernels->gray_mirror(to + (columns - stop), from + (left + first), count);
+    if (count > 0 && mirrored && (size == 1 || size == 3))
+        kernels->mirror(to + (columns - stop) * size, from + (left + first) * size, count, size);
     else if (count > 0 && mirrored)
         reverse(to + (columns - stop) * size, from + (left + first) * size, count, size);
     else if (count > 0)

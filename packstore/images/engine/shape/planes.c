@@ -3,8 +3,6 @@
 #include "../simd/arithmetic.h"
 #include "shape.h"
 
-#include <string.h>
-
 /* Makes taps like make_taps() in taps.c. The weights are those of _compute_indices_min_size_weights_aa(), which mixes
  * float32 and float64. Each pixel has equally many, some of them zeros, all for existing source pixels. */
 static enum outcome make_float_taps(struct float_taps *taps, struct buffer *buffer, int64_t source, int64_t target,
@@ -57,11 +55,9 @@ INLINE void sum_rows_one_by_one(float *to, int kind, const uint8_t *from, int64_
     }
 }
 
-void sum_rows_plain(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps,
-                    int64_t count)
-{
-    sum_rows_one_by_one(to, kind, from, stride, weights, taps, count);
-}
+PLAIN_LOOP(void, sum_rows,
+           (float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps, int64_t count),
+           sum_rows_one_by_one(to, kind, from, stride, weights, taps, count))
 
 /* Computes `count` pixels of a row in three planes. */
 void sum_pixels_plain(float *const to[3], float *pixels, const float *const from[3], const struct float_taps *taps,

@@ -3,8 +3,6 @@
 #include "../simd/arithmetic.h"
 #include "shape.h"
 
-#include <string.h>
-
 enum { SPARE_ROWS = 64 };
 
 /* Returns a rounded weight, with its lower bits if there are any. */
@@ -28,21 +26,22 @@ INLINE void row_plain(const struct taps *taps, const uint8_t *from, uint8_t *to,
     }
 }
 
-/* Resizes two rows horizontally to `count` pixels. Reads `taps` pixels and 4 bytes from each place; writes up to 13
- * bytes more. */
-void rows_plain(const struct taps *taps, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b,
-                int64_t count)
+INLINE void rows_from(const struct taps *taps, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b,
+                      int64_t first, int64_t count, const int channels)
 {
-    row_plain(taps, a, to_a, 0, count, 3);
-    row_plain(taps, b, to_b, 0, count, 3);
+    row_plain(taps, a, to_a, first, count, channels);
+    row_plain(taps, b, to_b, first, count, channels);
 }
 
-/* Does rows_plain() for gray. */
-void gray_rows_plain(const struct taps *taps, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b,
-                     int64_t count)
+/* Resizes two rows of one or three channels horizontally to `count` pixels. Reads `taps` pixels and 4 bytes from each
+ * place; writes up to 15 bytes more. */
+void rows_plain(const struct taps *taps, int64_t channels, const uint8_t *a, const uint8_t *b, uint8_t *to_a,
+                uint8_t *to_b, int64_t count)
 {
-    row_plain(taps, a, to_a, 0, count, 1);
-    row_plain(taps, b, to_b, 0, count, 1);
+    if (channels == 1)
+        rows_from(taps, a, b, to_a, to_b, 0, count, 1);
+    else
+        rows_from(taps, a, b, to_a, to_b, 0, count, 3);
 }
 
 /* Computes one row of `bytes` bytes as the weighted sum of several; reads 31 bytes more of each. */
@@ -61,9 +60,7 @@ void columns_plain(const uint8_t *from, int64_t stride, const int16_t *weights, 
 /* Adds the products of two taps of a pixel of two rows. */
 VECTORS INLINE __m256i add_taps(__m256i sum, __m256i pair, const int16_t *weights)
 {
-    int32_t both;
-    memcpy(&both, weights, 4);
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(pair, _mm256_set1_epi32(both)));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pair, _mm256_set1_epi32((int)read_4(weights))));
 }
 
 /* Computes a pixel of two rows at once. */
@@ -120,10 +117,7 @@ VECTORS INLINE __m256i gray_pixel(const int16_t *weights, const int count, const
         sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_cvtepu8_epi16(_mm_castps_si128(eight)), own));
     }
     if (j < count) {
-        int32_t four_p, four_q;
-        memcpy(&four_p, p + j, 4);
-        memcpy(&four_q, q + j, 4);
-        __m128i four = _mm_unpacklo_epi64(_mm_cvtsi32_si128(four_p), _mm_cvtsi32_si128(four_q));
+        __m128i four = _mm_unpacklo_epi64(_mm_cvtsi32_si128((int)read_4(p + j)), _mm_cvtsi32_si128((int)read_4(q + j)));
         __m256i own = _mm256_broadcastq_epi64(_mm_loadl_epi64((const __m128i *)(weights + j)));
         sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_cvtepu8_epi16(four), own));
     }
@@ -133,11 +127,9 @@ VECTORS INLINE __m256i gray_pixel(const int16_t *weights, const int count, const
 /* Multiplies and adds four taps of four pixels. */
 VECTORS INLINE __m256i four_by_four(const int16_t *weights, const int32_t *places, const uint8_t *from)
 {
-    int32_t four[4];
-    for (int n = 0; n < 4; n++)
-        memcpy(&four[n], from + places[n], 4);
-    __m256i bytes = _mm256_cvtepu8_epi16(_mm_setr_epi32(four[0], four[1], four[2], four[3]));
-    return _mm256_madd_epi16(bytes, _mm256_loadu_si256((const __m256i *)weights));
+    __m128i four = _mm_setr_epi32((int)read_4(from + places[0]), (int)read_4(from + places[1]),
+                                  (int)read_4(from + places[2]), (int)read_4(from + places[3]));
+    return _mm256_madd_epi16(_mm256_cvtepu8_epi16(four), _mm256_loadu_si256((const __m256i *)weights));
 }
 
 /* Computes the sums of four gray pixels of two rows, one row in each half. */
@@ -179,8 +171,7 @@ VECTORS INLINE void gray_rows_of(const struct taps *taps, const int count, const
         _mm_storel_epi64((__m128i *)(to_a + x), _mm256_castsi256_si128(eight));
         _mm_storel_epi64((__m128i *)(to_b + x), _mm256_extracti128_si256(eight, 1));
     }
-    row_plain(taps, a, to_a, x, pixels, 1);
-    row_plain(taps, b, to_b, x, pixels, 1);
+    rows_from(taps, a, b, to_a, to_b, x, pixels, 1);
 }
 
 #elif defined(__aarch64__)
@@ -251,9 +242,7 @@ INLINE s32 gray_pixel(const int16_t *weights, const int count, const uint8_t *p)
         sum = vmlal_high_s16(vmlal_s16(sum, vget_low_s16(eight), vget_low_s16(own)), eight, own);
     }
     if (j < count) {
-        uint32_t four;
-        memcpy(&four, p + j, 4);
-        s16 bytes = (s16)vmovl_u8((uint8x8_t)vdup_n_u32(four));
+        s16 bytes = (s16)vmovl_u8((uint8x8_t)vdup_n_u32(read_4(p + j)));
         sum = vmlal_s16(sum, vget_low_s16(bytes), vld1_s16(weights + j));
     }
     return sum;
@@ -314,23 +303,17 @@ INLINE void gray_rows_of(const struct taps *taps, const int count, const bool wi
         }                                                                                                              \
     } while (0)
 
-VECTORS void rows_vector(const struct taps *taps, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b,
-                         int64_t count)
+VECTORS void rows_vector(const struct taps *taps, int64_t channels, const uint8_t *a, const uint8_t *b, uint8_t *to_a,
+                         uint8_t *to_b, int64_t count)
 {
-    if (taps->low_at)
+    if (channels == 1 && taps->low_at)
+        gray_rows_of(taps, taps->taps, true, a, b, to_a, to_b, count);
+    else if (channels == 1)
+        WITH_TAPS(taps->taps, gray_rows_of(taps, TAPS, false, a, b, to_a, to_b, count));
+    else if (taps->low_at)
         WITH_TAPS(taps->taps, rows_of(taps, TAPS, true, a, b, to_a, to_b, count));
     else
         WITH_TAPS(taps->taps, rows_of(taps, TAPS, false, a, b, to_a, to_b, count));
-}
-
-/* Writes up to 15 bytes more. */
-VECTORS void gray_rows_vector(const struct taps *taps, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b,
-                              int64_t count)
-{
-    if (taps->low_at)
-        gray_rows_of(taps, taps->taps, true, a, b, to_a, to_b, count);
-    else
-        WITH_TAPS(taps->taps, gray_rows_of(taps, TAPS, false, a, b, to_a, to_b, count));
 }
 #endif
 
@@ -338,11 +321,9 @@ VECTORS void gray_rows_vector(const struct taps *taps, const uint8_t *a, const u
 /* Adds the products of 32 bytes of two rows to four sums. */
 VECTORS INLINE void add_rows(__m256i sums[4], const __m256i pairs[4], const int16_t *weights)
 {
-    int32_t both;
-    memcpy(&both, weights, 4);
 #pragma GCC unroll 4
     for (int n = 0; n < 4; n++)
-        sums[n] = _mm256_add_epi32(sums[n], _mm256_madd_epi16(pairs[n], _mm256_set1_epi32(both)));
+        sums[n] = add_taps(sums[n], pairs[n], weights);
 }
 
 VECTORS INLINE void columns_of(const uint8_t *from, int64_t stride, const int16_t *weights, const struct taps *taps,
@@ -464,15 +445,6 @@ enum outcome begin_resizing(struct resizing *resizing, struct worker *worker, co
     return DONE;
 }
 
-/* Resizes two rows horizontally. */
-static void resize_pair(const struct resizing *resizing, const uint8_t *a, const uint8_t *b, uint8_t *to_a,
-                        uint8_t *to_b)
-{
-    const struct kernels *kernels = resizing->kernels;
-    (resizing->channels == 1 ? kernels->gray_rows : kernels->rows)(&resizing->across, a, b, to_a, to_b,
-                                                                   resizing->columns);
-}
-
 /* Writes an output row from the kept rows from `kept` on. */
 static void finish_row(const struct resizing *resizing, const uint8_t *kept, int64_t row, uint8_t *to)
 {
@@ -486,7 +458,7 @@ static void finish_row(const struct resizing *resizing, const uint8_t *kept, int
     uint8_t *line = resizing->kept + (resizing->most + down->taps) * resizing->row_bytes;
     uint8_t *result = line + resizing->row_bytes; /* with space for what the loops write more */
     resizing->kernels->columns(kept, resizing->row_bytes, weights, down, line, resizing->reach);
-    resize_pair(resizing, line, line, result, result);
+    resizing->kernels->rows(&resizing->across, resizing->channels, line, line, result, result, resizing->columns);
     memcpy(to, result, (size_t)bytes);
 }
 
@@ -507,7 +479,7 @@ void resize_rows(struct resizing *resizing, const uint8_t *a, const uint8_t *b)
         memcpy(to, a, (size_t)resizing->reach);
         memcpy(next, b, (size_t)resizing->reach);
     } else {
-        resize_pair(resizing, a, b, to, next);
+        resizing->kernels->rows(&resizing->across, resizing->channels, a, b, to, next, resizing->columns);
     }
     resizing->read = y += more;
     for (; resizing->made < resizing->rows; resizing->made++) {

@@ -3,11 +3,6 @@
 
 #include "vectors.h"
 
-INLINE int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 INLINE uint8_t clamp(int value)
 {
     return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
@@ -81,19 +76,21 @@ INLINE int64_t floor_of(float value)
     } while (0)
 
 #ifdef HAS_VECTORS
-/* Loads eight values of floating point from number `i` on. */
+VECTORS INLINE __m256 load_bytes(const uint8_t *at)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)at)));
+}
+
+/* Loads eight values from number `i` on. */
 VECTORS INLINE __m256 load_eight(const int kind, const void *from, int64_t i)
 {
+    if (kind == UINT8)
+        return load_bytes((const uint8_t *)from + i);
     if (kind == FLOAT32)
         return _mm256_loadu_ps((const float *)from + i);
     __m128i halves = _mm_loadu_si128((const __m128i *)((const uint16_t *)from + i));
     return kind == FLOAT16 ? _mm256_cvtph_ps(halves)
                            : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
-}
-
-VECTORS INLINE __m256 load_bytes(const uint8_t *at)
-{
-    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)at)));
 }
 
 /* Stores 32 whole numbers as bytes, clipped to 0 and 255. */
