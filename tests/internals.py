@@ -493,15 +493,15 @@ if TYPE_CHECKING:
     from packstore.training.items import Item
     from packstore.training.lanes import ShardReads, group_by_shard, max_bytes_needed
     from packstore.training.loader import Padded
-    from packstore.training.loader import batch_plan as planning
-    from packstore.training.loader.assembler import Assembler
-    from packstore.training.loader.batch_plan import BatchGroup, ChecksumPolicy, group_batches
+    from packstore.training.loader import streaming as planning
+    from packstore.training.loader.assembler import Assembler, BatchGroup
+    from packstore.training.loader.batch_plan import ChecksumPolicy
     from packstore.training.loader.device_steps import MIXING_STREAM
     from packstore.training.loader.division import free_memory
     from packstore.training.loader.looks import DrawnLook, Look, RowFormat
     from packstore.training.loader.normalizer import Normalizer
     from packstore.training.loader.shards_ahead import ShardsAhead
-    from packstore.training.loader.streaming import BatchJob
+    from packstore.training.loader.streaming import BatchJob, group_batches
     from packstore.training.mixture import FetchedShards, Mixture, apportion
     from packstore.training.order import Order
     from packstore.training.permutation import MAX_LENGTH, permute, permute_within

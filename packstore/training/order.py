@@ -7,7 +7,7 @@ so batch 40,000 costs as much as batch 0, resuming needs no replay, and ranks ag
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -83,6 +83,7 @@ class Order:
     window: int | None = None
     indices: NDArray[np.int64] | None = None
     mixture: Mixture | None = None
+    _batch_count: int = field(init=False, repr=False)
 
     at_once: ClassVar[int] = 65536
     """Records whose places are worked out at once: 256 take 47 µs, 16,384 0.3 ms, these 0.6 ms."""
@@ -116,6 +117,9 @@ class Order:
                 order, shards = group_by_shard(self.indices, shards)
                 object.__setattr__(self, "indices", _check_indices(self.indices[order], self.length))
             object.__setattr__(self, "shards", shards)
+        full, tail = divmod(self.count, self.global_batch_size)
+        # Kept, since every batch asks for it several times.
+        object.__setattr__(self, "_batch_count", full + (tail >= self.world_size and not self.drop_last))
 
     @property
     def count(self) -> int:
@@ -143,13 +147,6 @@ class Order:
         """
         return self._batch_count
 
-    @cached_property
-    def _batch_count(self) -> int:
-        """Number of batches of an epoch."""
-        # Cached, since every batch asks for it several times.
-        full, tail = divmod(self.count, self.global_batch_size)
-        return full + (tail >= self.world_size and not self.drop_last)
-
     def batch_bounds(self, number: int) -> tuple[int, int]:
         """Returns start and stop of this rank's batch ``number`` in the epoch's sequence.
 
@@ -174,6 +171,8 @@ class Order:
 
     def with_ranks(self, rank: int, world_size: int, window: int | None) -> Order:
         """Returns the order for other ranks, and another window."""
+        if (rank, world_size, window) == (self.rank, self.world_size, self.window):
+            return self
         return replace(self, rank=rank, world_size=world_size, window=window)
 
     def count_rank_records(self) -> int:
@@ -282,12 +281,13 @@ class Order:
         """Computes :meth:`records_at` for a numpy array."""
         if self.mixture is not None:
             return self.mixture.ids_at(positions, self.seed, epoch, self.shuffle, self.window or SHARDS_A_WINDOW)
-        if positions.size and self.block is not None:
-            positions = self._shuffle_blocks(epoch, positions, self.block)
-        elif positions.size and self.lanes is not None:
-            positions = self.lanes.records_at(epoch, positions)
-        elif positions.size and self.shuffle:
-            positions = permute(positions, self.count, self.seed, epoch)
+        if self.shuffle and positions.size:
+            if self.block is not None:
+                positions = self._shuffle_blocks(epoch, positions, self.block)
+            elif self.lanes is not None:
+                positions = self.lanes.records_at(epoch, positions)
+            else:
+                positions = permute(positions, self.count, self.seed, epoch)
         return positions if self.indices is None else self.indices[positions]
 
     def _shuffle_blocks(self, epoch: int, positions: NDArray[np.int64], block: int) -> NDArray[np.int64]:

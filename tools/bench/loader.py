@@ -46,8 +46,8 @@ from packstore.augment import RandomCrop, RandomHorizontalFlip, RandomResizedCro
 from packstore.core.parallel import default_workers
 from packstore.images.engine import Engine, Requests, get_engine
 from packstore.training.augment.base import Crops
-from packstore.training.loader.batch_plan import RECORDS_TOGETHER, group_batches
 from packstore.training.loader.stored_images import COLD_BATCHES
+from packstore.training.loader.streaming import RECORDS_TOGETHER, group_batches
 from packstore.training.random_draws import Draws
 
 SIZE = 224

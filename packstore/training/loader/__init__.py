@@ -378,6 +378,8 @@ class PackedLoader(LoaderParts):
 
     def _follow_sampler(self) -> None:
         """Sets the epoch that the user has set in the sampler, if any."""
+        if self.options.sampler is None:
+            return
         if (epoch := self._epochs.take_epoch_of_sampler()) is not None:
             self.set_epoch(epoch)
 

@@ -7,8 +7,9 @@ fewer cache lines that move between cores.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass, field, replace
+from threading import Lock
 from time import perf_counter
 from typing import Any
 
@@ -23,7 +24,7 @@ from packstore.images.orientation import map_to_stored_box, upright
 from packstore.images.sniff import excess_pixels_message
 from packstore.training.augment.base import Crops
 from packstore.training.augment.operations import output_size
-from packstore.training.loader.batch_plan import BatchPlan, ChecksumPolicy, Failures, GroupShare, ImagesByNumber
+from packstore.training.loader.batch_plan import BatchPlan, ChecksumPolicy, Failures, ImagesByNumber
 from packstore.training.loader.looks import ANY_SIZE, DrawnLook, Look, SizeError, engine_takes, height_width
 from packstore.training.loader.stats import Stats
 from packstore.training.loader.stored_images import COLD_BATCHES, StoredImages
@@ -36,6 +37,37 @@ try:
     _THREAD: int | None = getattr(resource, "RUSAGE_THREAD", None)  # Linux
 except ImportError:  # Windows
     _THREAD = None
+
+
+@dataclass(eq=False)
+class BatchGroup:
+    """Consecutive batches that are planned together, by the first thread that prepares any of them. Thread-safe.
+
+    Attributes:
+        ids: Ids of the records of all batches in the group.
+    """
+
+    ids: NDArray[np.int64]
+    _plan: BatchPlan | None = None
+    _planned: bool = False
+    _lock: Lock = field(default_factory=Lock)
+
+    def plan_once(self, make: Callable[[NDArray[np.int64]], BatchPlan | None]) -> BatchPlan | None:
+        """Returns the plan of all batches in the group. Calls ``make`` only the first time, while other threads wait.
+
+        None means that each batch must be planned by itself."""
+        with self._lock:
+            if not self._planned:
+                self._plan, self._planned = make(self.ids), True
+            return self._plan
+
+
+@dataclass(frozen=True)
+class GroupShare:
+    """Group of batches that are planned together, and the rows of one batch in the group's plan."""
+
+    group: BatchGroup
+    rows: slice
 
 
 class Assembler:
@@ -263,7 +295,12 @@ class Assembler:
     def _plan_rows(self, plan: BatchPlan) -> None:
         """Plans the rows of a batch: reads headers, draws crops, and makes requests to the engine."""
         requests = self._images.make_requests(plan)
-        self._replace_unread(plan)
+        unread = plan.sizes[:, 0] == 0
+        if unread.any():
+            # The batch's largest size: no operation then refuses them as too small, and decoding raises later.
+            own = self._has_views or self._one_by_one
+            least = (ANY_SIZE, ANY_SIZE) if own else self._looks[0].form.image_size(self.shape)
+            plan.sizes[unread] = np.maximum(plan.sizes.max(0), least)
         plan.requests = self._request_rows(plan, requests)
 
     def _try_view_all(self, plan: BatchPlan) -> bool:
@@ -287,15 +324,6 @@ class Assembler:
                 plan.failed.append(self._note_error(errors, row, record, error))
                 plan.buffers.append(b"")
 
-    def _replace_unread(self, plan: BatchPlan) -> None:
-        """Sets the size of images with unreadable headers to the batch's largest. No operation then refuses them as too
-        small; decoding raises later."""
-        unread = plan.sizes[:, 0] == 0
-        if unread.any():
-            own = self._has_views or self._one_by_one
-            least = (ANY_SIZE, ANY_SIZE) if own else self._looks[0].form.image_size(self.shape)
-            plan.sizes[unread] = np.maximum(plan.sizes.max(0), least)
-
     def _request_rows(self, plan: BatchPlan, requests: Requests | None) -> Requests | None:
         """Draws the looks, and adds their crops, programs and outputs to ``requests``; None if the engine cannot do
         them."""
@@ -303,14 +331,13 @@ class Assembler:
             look.draw(plan.sizes, plan.ids, plan.seed, plan.epoch, out)
             for look, out in zip(self._looks, self.split_buffer(plan.out), strict=True)
         ]
-        if requests is None or not all(look.fits_engine for look in plan.looks):
+        if requests is None:
+            return None
+        parts = [requests.repeat(look.look.count) if self._has_views else requests for look in plan.looks]
+        if not all(look.set_outputs(part) for look, part in zip(plan.looks, parts, strict=True)):
             return None  # the row that has another size says so
         if not self._has_views:
-            plan.looks[0].set_outputs(requests)
             return requests
-        parts = [requests.repeat(look.look.count) for look in plan.looks]
-        for look, part in zip(plan.looks, parts, strict=True):
-            look.set_outputs(part)
         return Requests.interleave(parts, [look.count for look in self._looks])
 
     def fill_rows(
@@ -356,7 +383,7 @@ class Assembler:
         for look in plan.looks if decoded else ():
             for row, large in look.write_pixels(decoded, self._images.column, self._images.mode).items():
                 failed.append(self._note_error(errors, row, plan.numbers[row], large))
-        for look in plan.looks:
+        for look in plan.looks if self._one_by_one else ():
             for row, wrong in look.finish_rows(first, stop, {*left_out, *failed}):
                 failed.append(self._note_error(errors, row, plan.numbers[row], wrong))
         if self._images.are_files:

@@ -5,9 +5,8 @@ for planning goes to calls of numpy.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,11 +21,6 @@ from packstore.stores import Checksums, Reader
 from packstore.stores.proven import ARRAY_SHARE
 from packstore.training.loader.looks import Drawn, DrawnLook
 from packstore.training.values import as_numpy
-
-RECORDS_TOGETHER = 1024
-"""Records that are planned at once. Python takes 3.8 µs an image for crops and flips of 256, and 1.5 of 1,024."""
-
-Ids = NDArray[np.int64]
 
 Failures = dict[int, Exception] | None
 """Failed records and their errors; None to raise the first error."""
@@ -86,55 +80,6 @@ class BatchPlan:
         assert group.requests is not None
         self.requests = group.requests.select_rows(rows.start, rows.stop)
         self.requests.write_to(as_numpy(self.out))
-
-
-@dataclass(eq=False)
-class BatchGroup:
-    """Consecutive batches that are planned together, by the first thread that prepares any of them. Thread-safe.
-
-    Attributes:
-        ids: Ids of the records of all batches in the group.
-    """
-
-    ids: Ids
-    _plan: BatchPlan | None = None
-    _planned: bool = False
-    _lock: Lock = field(default_factory=Lock)
-
-    def plan_once(self, make: Callable[[Ids], BatchPlan | None]) -> BatchPlan | None:
-        """Returns the plan of all batches in the group. Calls ``make`` only the first time, while other threads wait.
-
-        None means that each batch must be planned by itself."""
-        with self._lock:
-            if not self._planned:
-                self._plan, self._planned = make(self.ids), True
-            return self._plan
-
-
-@dataclass(frozen=True)
-class GroupShare:
-    """Group of batches that are planned together, and the rows of one batch in the group's plan."""
-
-    group: BatchGroup
-    rows: slice
-
-
-def group_batches(batches: Iterator[Ids]) -> Iterator[tuple[Ids, GroupShare | None]]:
-    """Collects batches into groups of about 1,024 records. Yields the ids of each batch with its share of a group.
-
-    The share is None for a batch that is alone in its group."""
-    while chunk := list(_take_batches(batches, RECORDS_TOGETHER)):
-        group, start = BatchGroup(np.concatenate(chunk)), 0
-        for ids in chunk:
-            yield ids, GroupShare(group, slice(start, start + len(ids))) if len(chunk) > 1 else None
-            start += len(ids)
-
-
-def _take_batches(batches: Iterator[Ids], count: int) -> Iterator[Ids]:
-    """Yields the next batches until they contain at least ``count`` records, or none are left."""
-    while count > 0 and (ids := next(batches, None)) is not None:
-        count -= len(ids)
-        yield ids
 
 
 class ImagesByNumber(Protocol):

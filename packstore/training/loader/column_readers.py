@@ -79,7 +79,7 @@ def make_column_readers(
     collate = options.collate or {}
     if moving:
         refuse_lists(columns, collate)
-    places = moving and any(c.traits.moves or c.traits.is_picture for c in columns)
+    carried = [c.name for c in columns if c.traits.moves or c.traits.is_picture]
     check_collate(columns[: len(asked)], collate)
 
     def reader(column: Column) -> ColumnReader:
@@ -112,7 +112,7 @@ def make_column_readers(
 
     # Objects first: they decide which rows of other columns are kept.
     readers = [reader(c) for c in sorted(columns, key=lambda c: not c.traits.rows_are_objects)]
-    return ColumnReaders(dataset, options.augment, readers, asked, places)
+    return ColumnReaders(dataset, options.augment, readers, asked, carried, places=moving and bool(carried))
 
 
 def refuse_lists(columns: Sequence[Column], collate: Mapping[str, Any]) -> None:

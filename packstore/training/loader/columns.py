@@ -313,6 +313,7 @@ class ColumnReaders:
         operations: Operations by which the columns move.
         readers: Reader of each column. Columns of objects come first: they decide which rows of others are kept.
         asked: Names of the columns of a batch; others are read only for these.
+        carried: Names of the columns that can move with the images.
         places: Plan the moves of pixels if the images did not.
     """
 
@@ -320,13 +321,8 @@ class ColumnReaders:
     operations: Sequence[Step]
     readers: Sequence[ColumnReader]
     asked: Sequence[str]
+    carried: Sequence[str]
     places: bool
-
-    @property
-    def carried(self) -> list[str]:
-        """Names of the columns that can move with the images."""
-        traits = {reader.column.name: reader.column.traits for reader in self.readers}
-        return [name for name, each in traits.items() if each.moves or each.is_picture]
 
     @property
     def objects(self) -> list[Column]:

@@ -136,14 +136,10 @@ class Drawn(ABC):
     decoded_nbytes: int = 0
     too_large: Mapping[int, PackstoreError] = MappingProxyType({})
 
-    @property
     @abstractmethod
-    def fits_engine(self) -> bool:
-        """True if the engine can write all images."""
-
-    @abstractmethod
-    def set_outputs(self, requests: Requests) -> None:
-        """Adds crops, programs and destinations to requests to the engine, one for each image to write."""
+    def set_outputs(self, requests: Requests) -> bool:
+        """Adds crops, programs and destinations to requests to the engine, one for each image to write. Returns False
+        if the engine cannot write all images."""
 
     @abstractmethod
     def write_pixels(self, decoded: Mapping[int, NDArray[Any]], column: Column, mode: Mode) -> dict[int, DecodeError]:
@@ -162,12 +158,13 @@ class Drawn(ABC):
         Raises the error of :meth:`write_pixels`, and :class:`SizeError` for a crop of another size than its row."""
 
     def finish_rows(self, first: int, stop: int, skip: Collection[int]) -> Iterable[tuple[int, PackstoreError]]:
-        """Runs what is left on the images of rows ``first`` … ``stop - 1`` except those in ``skip``; by default
-        nothing. Yields the rows that fail with their errors."""
-        return ()
+        """Runs what is left on the images of rows ``first`` … ``stop - 1`` except those in ``skip``, if
+        :attr:`Look.one_by_one`. Yields the rows that fail with their errors."""
+        raise NotImplementedError
 
-    def run_deferred(self) -> None:  # noqa: B027 - nothing is deferred
-        """Runs operations that wait for the thread that asks for the batch; by default none."""
+    def run_deferred(self) -> None:
+        """Runs operations that wait for the thread that asks for the batch, if :attr:`Look.one_by_one`."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,9 +198,10 @@ class DrawnLook(Drawn):
         )
 
     @property
-    def fits_engine(self) -> bool:
-        """True if all crops have the size of the rows."""
-        return not (self.crops.window[:, 2:] != self.size).any()
+    def _differs(self) -> NDArray[np.bool_]:
+        """True for each crop that has another size than the rows."""
+        differs: NDArray[np.bool_] = (self.crops.window[:, 2:] != self.size).any(1)
+        return differs
 
     def write_pixels(self, decoded: Mapping[int, NDArray[Any]], column: Column, mode: Mode) -> dict[int, DecodeError]:
         """Writes all crops of decoded images: by the engine if it knows their mode, else by torch."""
@@ -241,15 +239,19 @@ class DrawnLook(Drawn):
         for error in alone.write_pixels({0: pixels}, column, mode).values():
             raise error
 
-    def set_outputs(self, requests: Requests, rows: NDArray[np.int64] | None = None) -> None:
-        """Adds crops, programs and destinations to requests to the engine. ``rows``: rows of the requests; None for
-        all."""
+    def set_outputs(self, requests: Requests, rows: NDArray[np.int64] | None = None) -> bool:
+        """Adds crops, programs and destinations to requests to the engine, if all crops have the size of the rows.
+
+        ``rows``: rows of the requests; None for all."""
+        if self._differs.any():
+            return False
         crops, program = self.crops, self.program
         if rows is not None:
             crops, program = crops.select_rows(rows), None if program is None else program[rows]
         fields = (crops.box, crops.size, crops.window, crops.flip)
         form = self.look.form.engine_format(crops)
         requests.set_outputs(*fields, as_numpy(self.out), form, program, crops.sampling, rows)
+        return True
 
     def write_without_engine(self, row: int, pixels: NDArray[Any]) -> None:
         """Cuts the crop of a row out of an image, ``(H, W, C)``, and writes it into the row.
@@ -267,8 +269,8 @@ class DrawnLook(Drawn):
 
     def check_sizes(self) -> None:
         """Raises :class:`SizeError` if a crop has another size than the rows."""
-        if not self.fits_engine:
-            wrong = (self.crops.window[:, 2:] != self.size).any(1)
+        wrong = self._differs
+        if wrong.any():
             raise SizeError.between(self.crops.window[int(wrong.argmax()), 2:].tolist(), self.size)
 
 

@@ -5,7 +5,7 @@ The images are streamed, or resident in device memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -143,7 +143,8 @@ class Pipeline:
         """Creates the assembler of the column ``image``. Its class depends on the store, the views and the sizes of
         images."""
         image, division, alone = self.dataset.manifest.image, self.division, not self.columns.carried
-        decoder, checks = self.dataset.decoder, self.checks
+        decoder = self.dataset.decoder
+        checks = ChecksumPolicy(self.dataset.reader, self.dataset.checksums, self.dataset.columns)
         if self.views is not None and self.views.looks:
             images = self._make_image_reader(image, decoder, mapped=True)
             return Assembler(images, self.views.looks, decoder.max_pixels, self.stats, alone, checks)
@@ -231,11 +232,6 @@ class Pipeline:
         moved = self.device_steps.move_images(images, ids, epoch, operations, first)
         return self.device_steps.convert_batch(moved, column.pixels if other else None)
 
-    @property
-    def checks(self) -> ChecksumPolicy:
-        """A new policy of checksum verification for the dataset."""
-        return ChecksumPolicy(self.dataset.reader, self.dataset.checksums, self.dataset.columns)
-
     def read_numbers(self, records: NDArray[np.int64]) -> dict[str, torch.Tensor]:
         """Reads the values of ``records`` in all columns except image and key. Returns tensors on the CPU, by name.
 
@@ -243,33 +239,6 @@ class Pipeline:
         names = [name for name in self.dataset.columns if name not in ("image", "key")]
         manifest, reader = self.dataset.manifest, self.dataset.reader
         return {name: as_tensor(manifest.column(name), reader.values(name, records)) for name in names}
-
-    def finish(
-        self,
-        images: Sequence[torch.Tensor],
-        ids: torch.Tensor,
-        epoch: int,
-        host_ids: NDArray[np.int64],
-        sizes: torch.Tensor | None = None,
-    ) -> tuple[Any, DrawnForBatch]:
-        """Runs what is left for the images of a batch, with torch on its device; the user's ``transform`` last.
-
-        Returns the finished images, and the draws by which they were mixed.
-
-        Args:
-            images: One tensor ``(B, C, h, w)``; with views, the crops of each view; or each image ``(C, h, w)``.
-            ids: Ids of the records, on the device.
-            epoch: Epoch of random operations.
-            host_ids: The same ids on the host.
-            sizes: Heights and widths of images that differ in size, int64 ``(B, 2)``.
-        """
-        steps = self.device_steps
-        if self.views is not None:
-            return steps.call_transform(self.views.build(images, ids, epoch, host_ids)), _NOTHING
-        if self.form is not None:
-            assert sizes is not None
-            return steps.convert_unequal(images, sizes, self.form, host_ids, epoch)
-        return steps(images[0], ids, epoch, host_ids)
 
     def make_batch(self, images: Any, columns: Mapping[str, Any], drawn: DrawnForBatch = _NOTHING) -> Any:
         """Builds the user's batch, a tensor, tuple or dict, from its images and other columns.

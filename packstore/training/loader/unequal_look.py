@@ -127,19 +127,19 @@ class DrawnUnequalLook(Drawn):
         self._redrawn: dict[int, DrawnOperations] = {}  # of images whose size is not that of their header
         self._deferred: set[int] = set()
 
-    @property
-    def fits_engine(self) -> bool:
-        """True for files: the engine decodes them and makes the first cuts."""
-        return self.look.images.are_files and len(self.images) > 0
+    def set_outputs(self, requests: Requests) -> bool:
+        """Adds the first cuts to requests to the engine, each with an array of its own as its destination.
 
-    def set_outputs(self, requests: Requests) -> None:
-        """Adds the first cuts to requests to the engine, each with an array of its own as its destination."""
+        Returns False for arrays: the engine decodes only files, and makes their first cuts."""
+        if not self.look.images.are_files or not self.images:
+            return False
         cuts: list[Cut] = [cut for cut, _ in self._first_cuts]
         pixels = [np.empty((*cut.window[2:], self.look.images.mode.channels), np.uint8) for cut in cuts]
         self.images = [torch.from_numpy(each).permute(2, 0, 1)[None] for each in pixels]
         names = ("box", "size", "window", "flip", "sampling")
         boxes, sizes, windows, flips, samplings = (np.array([getattr(cut, name) for cut in cuts]) for name in names)
         requests.set_output_images(boxes, sizes, windows, flips, samplings, pixels)
+        return True
 
     def write_pixels(self, decoded: Mapping[int, NDArray[Any]], column: Column, mode: Mode) -> dict[int, DecodeError]:
         """Takes decoded images, by row, for :meth:`finish_rows`. Returns no errors."""
