@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
@@ -166,15 +165,7 @@ def wrap_text(start: str, text: str, columns: int) -> list[str]:
 
     Indents further lines by the length of ``start``. Does not break words.
     """
-    lines = textwrap.wrap(
-        printable(text),
-        max(40, columns),
-        initial_indent=start,
-        subsequent_indent=" " * len(start),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return lines or [start]
+    return wrap_row(start, printable(text).rstrip(), max(40, columns))
 
 
 def human_bytes(n: float) -> str:

@@ -171,7 +171,8 @@ def _describe_columns(encodings: Mapping[str, str]) -> dict[str, Any]:
 
 def _choose_encoding(column: Column) -> str:
     """Returns the name of the MDS encoding of a column, such as ``jpeg``, ``int`` or ``ndarray:float32:4``."""
-    dtype = _element_dtype(column)
+    dtype = NUMPY_DTYPE[column.dtype].name
+    dtype = dtype if dtype in _CODES else "uint8"  # MDS has no bool
     if column.form == "text":
         return "json" if column.traits.extension == "json" else "str"
     if column.form == "files":
@@ -196,12 +197,6 @@ def _encode_value(column: Column, raw: bytes, shape: Sequence[int]) -> bytes:
     sizes = np.array(shape, np.uint64)
     width = next(w for w in (1, 2, 4, 8) if w == 8 or not sizes.size or int(sizes.max()) < 1 << 8 * w)
     return bytes([len(sizes) << 2 | width.bit_length() - 1]) + sizes.astype(f"<u{width}").tobytes() + raw
-
-
-def _element_dtype(column: Column) -> str:
-    """Returns the dtype of a column's numbers in MDS."""
-    name = NUMPY_DTYPE[column.dtype].name
-    return name if name in _CODES else "uint8"  # MDS has no bool
 
 
 def _parse_fixed_size(encoding: str) -> int | None:

@@ -183,7 +183,7 @@ def run_export(
 
 @dataclass(slots=True)
 class _Written:
-    """What a shard holds so far: number of records, bytes of their images, and checksums of re-encoded ones."""
+    """Counts of a shard's records until now: their number, the bytes of their images, checksums of re-encoded ones."""
 
     records: int = 0
     nbytes: int = 0
@@ -191,61 +191,56 @@ class _Written:
     rows: list[int] = field(default_factory=list)
 
 
+@dataclass
 class _ShardLoop:
     """Writes the shards that an interrupted run has not completed, with their record lines and receipts.
 
     Verifies the checksums of each record.
     """
 
-    def __init__(
-        self,
-        plan: ExportPlan,
-        output: Export,
-        staging: ExportStaging,
-        done: list[ShardReceipt],
-        progress: ProgressCallback,
-    ) -> None:
-        self._plan = plan
-        self._staging = staging
-        self._parts = done
-        self._progress = progress
-        self._records = Proven(plan.reader)
-        self._columns = {column.name: column for column in plan.manifest.columns}
-        self._not_held = [column.name for column in output.columns if column.name not in plan.held]
-        self._export = output
-        self._bytes = 0
+    plan: ExportPlan
+    output: Export
+    staging: ExportStaging
+    parts: list[ShardReceipt]
+    progress: ProgressCallback
+    nbytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.records = Proven(self.plan.reader)
+        self.columns = {column.name: column for column in self.plan.manifest.columns}
+        self.not_held = [column.name for column in self.output.columns if column.name not in self.plan.held]
 
     def write_shards(self) -> list[ShardReceipt]:
         """Writes the remaining shards, and a receipt for each. Returns the receipts of all shards, earlier ones
         included."""
-        manifest = self._plan.manifest
-        first = sum(part.records for part in self._parts)
-        self._progress(Progress("export", first, manifest.records, 0))
+        manifest = self.plan.manifest
+        first = sum(part.records for part in self.parts)
+        self.progress(Progress("export", first, manifest.records, 0))
         with contextlib.closing(self._read_records(first)) as records:
-            for split, _, stop in [("", 0, manifest.records)] if self._plan.kind.one_file else manifest.ranges:
+            for split, _, stop in [("", 0, manifest.records)] if self.plan.kind.one_file else manifest.ranges:
                 while first < stop:
                     part = self._write_shard(records, split, stop - first)
-                    self._staging.mark_complete(len(self._parts), part)
-                    self._parts.append(part)
+                    self.staging.mark_complete(len(self.parts), part)
+                    self.parts.append(part)
                     first += part.records
-        return self._parts
+        return self.parts
 
     def _write_shard(self, records: Iterator[Record], split: str, most: int) -> ShardReceipt:
         """Writes at most ``most`` records of a split to a new durable shard, and returns its receipt."""
-        number, written = sum(part.split == split for part in self._parts), _Written()
-        lines_path = self._staging.lines_path(len(self._parts))
+        number, written = sum(part.split == split for part in self.parts), _Written()
+        lines_path = self.staging.lines_path(len(self.parts))
         with lines_path.open("wb") as lines:
             taken = self._take_records(records, most, lines, written)
-            file = self._export.write_shard(number, split, taken)
+            file = self.output.write_shard(number, split, taken)
             if next(taken, None) is not None:
-                raise RuntimeError(f"the export {self._plan.kind.name!r} has to write all records of a shard")
-        self._export.sync(file)  # makes it durable
-        measured = file or ("" if self._plan.kind.one_file else None)
+                raise RuntimeError(f"the export {self.plan.kind.name!r} has to write all records of a shard")
+        self.output.sync(file)  # makes it durable
+        measured = file or ("" if self.plan.kind.one_file else None)
         return ShardReceipt(
             split=split,
             records=written.records,
             file=file,
-            size=0 if measured is None else (self._staging.path / measured).stat().st_size,
+            size=0 if measured is None else (self.staging.path / measured).stat().st_size,
             records_digest=records_digest(np.array(written.checksums, np.uint64), np.array(written.rows, np.uint64)),
             lines=lines_path.stat().st_size,
         )
@@ -254,57 +249,53 @@ class _ShardLoop:
         self, records: Iterator[Record], most: int, lines: IO[bytes], written: _Written
     ) -> Iterator[Record]:
         """Yields the records of a shard. Writes the line of each, and counts it, when the export takes the next."""
-        limit = self._plan.shard_bytes
+        limit = self.plan.shard_bytes
         if limit is None:
             limit, most = _CHUNK_BYTES, min(most, _CHUNK_RECORDS)
         for record in records:
             yield record
-            if self._plan.has_lines:
-                key = {} if self._plan.kind.keeps_keys else {"key": record.key}
+            if self.plan.has_lines:
+                key = {} if self.plan.kind.keeps_keys else {"key": record.key}
                 lines.write(format_record_line(self._line_columns(record), record.stored, **key, **record.line))
-            if isinstance(record.image, bytes) and self._plan.recoding.new:
+            if isinstance(record.image, bytes) and self.plan.recoding.new:
                 written.checksums.append(image_checksum(record.image))
-                written.rows.append(row_checksum(self._plan.manifest.columns, record.stored))
-            written.records += 1
+                written.rows.append(row_checksum(self.plan.manifest.columns, record.stored))
             image_bytes = len(record.image) if isinstance(record.image, bytes) else record.image.nbytes
+            written.records += 1
             written.nbytes += image_bytes
-            self._bytes += image_bytes
-            self._report_progress(record)
+            self.nbytes += image_bytes
+            # After some records, and after the last.
+            if record.number % _REPORT_EVERY == 0 or record.number + 1 == self.plan.manifest.records:
+                self.progress(Progress("export", record.number + 1, self.plan.manifest.records, self.nbytes))
             if written.records >= most or written.nbytes >= limit:
                 return
 
     def _line_columns(self, record: Record) -> list[Column]:
         """Returns the columns whose values go into the line of a record, with their companions."""
         # These are the columns that the format does not hold, or does not hold exactly in this record.
-        columns = (self._columns[name] for name in (*self._not_held, *record.inexact))
+        columns = (self.columns[name] for name in (*self.not_held, *record.inexact))
         return [each for column in columns for each in (column, *column.companions)]
-
-    def _report_progress(self, record: Record) -> None:
-        """Reports progress after some records, and after the last."""
-        records = self._plan.manifest.records
-        if record.number % _REPORT_EVERY == 0 or record.number + 1 == records:
-            self._progress(Progress("export", record.number + 1, records, self._bytes))
 
     def _read_records(self, first: int) -> Generator[Record]:
         """Yields the records from number ``first`` on, in order."""
-        ranges = self._plan.manifest.ranges
+        ranges = self.plan.manifest.ranges
         wanted = ((number, name) for name, start, stop in ranges for number in range(max(first, start), stop))
-        if self._plan.recoding.recode is None:
+        if self.plan.recoding.recode is None:
             yield from (self._read_record(*pair) for pair in wanted)
             return
         # Re-encoding takes most of the time: use several threads.
-        workers = self._plan.options.workers or default_workers()
+        workers = self.plan.options.workers or default_workers()
         yield from ordered_map(lambda pair: self._read_record(*pair), wanted, workers)
 
     def _read_record(self, number: int, split: str) -> Record:
         """Reads a record, verifies its checksums, and re-encodes its image if the plan says so."""
-        row = self._records.prove_fields(number)
+        row = self.records.prove_fields(number)
         key = bytes(row["key"]).decode("utf-8", "surrogateescape")
-        image: Any = image_from_stored(self._plan.reader.manifest, self._records.prove_image(number), row.get("shape"))
-        recode = self._plan.recoding.recode
+        image: Any = image_from_stored(self.plan.reader.manifest, self.records.prove_image(number), row.get("shape"))
+        recode = self.plan.recoding.recode
         if recode is not None:
             image = recode(key, image)
-        return Record(number, key, split, image, row, self._columns)
+        return Record(number, key, split, image, row, self.columns)
 
 
 def _make_report(plan: ExportPlan, written: ExportManifest, started: float, resumed: int) -> ExportReport:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from packstore.core.columns import NUMPY_DTYPE, ImageData
 from packstore.core.files import Location
@@ -16,6 +15,7 @@ from packstore.core.manifest import Column
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.core.proof import Proof
 from packstore.packing.batches import PackedBatch, pack_batches
+from packstore.packing.composing import renumber_classes
 from packstore.packing.plan import Plan
 from packstore.sources.base import Entry, Sample, Source, Survey, round_up_size
 from packstore.sources.store import StoreSource
@@ -147,7 +147,7 @@ class AddedSource(Source):
         values = dict(content.values)
         for name, numbers in self._sampled.items():
             if values.get(f"{name}_valid", True) and values[name] is not None:
-                values[name] = _renumber_value(values[name], numbers)
+                values[name] = renumber_classes(values[name], numbers)
         return content._replace(values=values)
 
     def stamp(self) -> str:
@@ -161,15 +161,6 @@ class AddedSource(Source):
     def _restore_key(self, entry: Entry) -> Entry:
         """Returns the entry with its key in the wrapped source: without the prefix."""
         return entry._replace(key=entry.key[len(self._prefix) :]) if self._prefix else entry
-
-
-def _renumber_value(value: Any, numbers: NDArray[np.int64]) -> Any:
-    """Maps the class numbers in a value to new ones."""
-    if isinstance(value, bytes | memoryview):
-        return numbers[np.frombuffer(value, "<i8")].astype("<i8").tobytes()  # the stored form
-    given = np.asarray(value)
-    # Texts have no class numbers and stay as they are.
-    return numbers[given] if given.dtype.kind in "iu" else value
 
 
 def count_identical_samples(reader: Reader, plan: Plan, keys: set[str], progress: ProgressCallback) -> int:

@@ -123,8 +123,11 @@ def copy_records(
     for some in (piece.records[start : start + step] for start in range(0, piece.count, step)):
         checksums, images, values = _read_proven(reader, some, unread)
         for name, numbers in piece.labels.items():
+            if isinstance(values[name], list):  # of a ragged column
+                values[name] = [renumber_classes(value, numbers) for value in values[name]]
+                continue
             values[name] = renumber_classes(values[name], numbers)
-            if f"{name}_valid" in values and isinstance(values[name], np.ndarray):
+            if f"{name}_valid" in values:
                 values[name][~values[f"{name}_valid"]] = 0  # missing values have no class
         kept = {name: value for name, value in values.items() if name in wanted}
         if unread and reader.manifest.has_column(SEEK_INDEX.name):
@@ -143,11 +146,13 @@ def copy_records(
         yield len(some), nbytes
 
 
-def renumber_classes(labels: Any, numbers: NDArray[np.int64]) -> Any:
-    """Maps class numbers to new ones. Takes the array of a fixed column, or the stored values of a ragged column."""
-    if isinstance(labels, np.ndarray):
-        return numbers[labels]
-    return [numbers[np.frombuffer(value, "<i8")].astype("<i8").tobytes() for value in labels]
+def renumber_classes(value: Any, numbers: NDArray[np.int64]) -> Any:
+    """Maps the class numbers in a value, or in the values of a column, to new ones. Keeps stored bytes in that form."""
+    if isinstance(value, bytes | memoryview):
+        return numbers[np.frombuffer(value, "<i8")].astype("<i8").tobytes()
+    given = np.asarray(value)
+    # Texts have no class numbers and stay as they are.
+    return numbers[given] if given.dtype.kind in "iu" else value
 
 
 def _read_proven(

@@ -204,11 +204,6 @@ class _FileRecords:
         return self._reader.fixed_column(name)
 
 
-def _split_names(manifest: Manifest) -> list[str]:
-    """Returns the split name of every record; ``""`` in a store without splits."""
-    return [name for split in manifest.splits for name in [split.name] * len(split)] or [""] * manifest.records
-
-
 def _choose_records(
     reader: Reader, where: Where | None, gone: Sequence[int], options: SelectOptions, progress: ProgressCallback
 ) -> dict[str, NDArray[np.int64]]:
@@ -221,7 +216,9 @@ def _choose_records(
         ranges = [np.arange(s.start, s.stop) for s in manifest.splits if where(_FileRecords(reader, [s.name]))[0]]
         chosen = np.concatenate([chosen[:0], *ranges])
     elif where is not None or gone:
-        names, masks, start = _split_names(manifest), [], 0
+        masks, start = [], 0
+        # ``""`` in a store without splits.
+        names = [split.name for split in manifest.splits for _ in range(len(split))] or [""] * len(reader)
         for part in reader.parts():
             rows = _FileRecords(part, names[start : start + len(part)])
             mask = np.ones(len(part), np.bool_) if where is None else where(rows)

@@ -140,6 +140,16 @@ class ExportInterruptsSuite(ExportFixtures):
         sized = self.export_class.shard_bytes is not None and not self.export_class.one_file
         return {"shard_size": 1500} if sized else {}
 
+    def export_and_kill(
+        self, at: type[WorkDirectory | ExportStaging], method: str, store: Path, destination: Path, **options: Any
+    ) -> str:
+        """Exports until a method is called, where the run is killed. Returns the notes of the error."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(at, method, kill)
+            with pytest.raises(KeyboardInterrupt) as caught:
+                self.export(store, destination, **options)
+        return "".join(getattr(caught.value, "__notes__", ()))
+
     @pytest.mark.slow
     def test_an_interrupted_run_is_gone_on_with(
         self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -157,46 +167,30 @@ class ExportInterruptsSuite(ExportFixtures):
         assert not work_path(out).exists()
         assert contents(out) == contents(whole)
 
-    def test_a_run_that_was_killed_before_publishing_is_gone_on_with(
-        self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_run_that_was_killed_before_publishing_is_gone_on_with(self, store: Path, tmp_path: Path) -> None:
         """A run killed before publishing resumes. The export equals the export of a whole run."""
         whole, out = self.destination(tmp_path, "whole"), self.destination(tmp_path)
         self.export(store, whole)
-        monkeypatch.setattr(ExportStaging, "publish", kill)
         for _ in range(2):
-            with pytest.raises(KeyboardInterrupt) as caught:
-                self.export(store, out)
-            assert "the same command goes on" in "".join(caught.value.__notes__)
-        monkeypatch.undo()
+            assert "the same command goes on" in self.export_and_kill(ExportStaging, "publish", store, out)
         assert self.export(store, out).resumed > 0
         assert contents(out) == contents(whole)
 
-    def test_a_damaged_receipt_is_not_believed(
-        self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_damaged_receipt_is_not_believed(self, store: Path, tmp_path: Path) -> None:
         """A run does not resume after a shard whose receipt is damaged. The export equals the export of a whole
         run."""
         whole, out = self.destination(tmp_path, "whole"), self.destination(tmp_path)
         self.export(store, whole)
-        monkeypatch.setattr(ExportStaging, "publish", kill)
-        with pytest.raises(KeyboardInterrupt):
-            self.export(store, out)
-        monkeypatch.undo()
+        self.export_and_kill(ExportStaging, "publish", store, out)
         receipt = min(work_path(out).glob("*/parts/*.json"))
         receipt.write_bytes(receipt.read_bytes().replace(b'"records":', b'"records":1', 1))
         assert self.export(store, out).resumed == 0
         assert contents(out) == contents(whole)
 
-    def test_a_run_that_was_killed_after_publishing_is_complete(
-        self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_run_that_was_killed_after_publishing_is_complete(self, store: Path, tmp_path: Path) -> None:
         """The next run finds the published export, removes the work directory and changes nothing."""
         out = self.destination(tmp_path)
-        monkeypatch.setattr(WorkDirectory, "remove", kill)
-        with pytest.raises(KeyboardInterrupt):
-            self.export(store, out)
-        monkeypatch.undo()
+        self.export_and_kill(WorkDirectory, "remove", store, out)
         before = contents(out)
         assert work_path(out).exists()
         report = self.export(store, out)
@@ -205,7 +199,7 @@ class ExportInterruptsSuite(ExportFixtures):
         assert contents(out) == before
 
     def test_a_run_that_was_killed_after_replacing_another_export_is_complete(
-        self, store: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, store: Path, folder: Path, tmp_path: Path
     ) -> None:
         """The next run keeps the new export, and not the replaced export, which lies in the work directory."""
         out, whole = self.destination(tmp_path), self.destination(tmp_path, "whole")
@@ -214,23 +208,15 @@ class ExportInterruptsSuite(ExportFixtures):
             path.write_bytes(picture(50 + number, 20, 30, "PNG" if path.suffix == ".png" else "JPEG"))
         convert(folder, tmp_path / "old.lmdb", encoding=self.stored_encoding)
         self.export(tmp_path / "old.lmdb", out)
-        monkeypatch.setattr(WorkDirectory, "remove", kill)
-        with pytest.raises(KeyboardInterrupt):
-            self.export(store, out, overwrite=True)
-        monkeypatch.undo()
+        self.export_and_kill(WorkDirectory, "remove", store, out, overwrite=True)
         for _ in range(2):
             assert contents(out) == contents(whole)
             assert self.export(store, out, overwrite=True).manifest.records == 12
 
-    def test_a_published_export_that_is_gone_is_made_again(
-        self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_published_export_that_is_gone_is_made_again(self, store: Path, tmp_path: Path) -> None:
         """The next run exports everything again, if the published export was moved away."""
         out = self.destination(tmp_path)
-        monkeypatch.setattr(WorkDirectory, "remove", kill)
-        with pytest.raises(KeyboardInterrupt):
-            self.export(store, out)
-        monkeypatch.undo()
+        self.export_and_kill(WorkDirectory, "remove", store, out)
         out.rename(tmp_path / "elsewhere")
         assert self.export(store, out).resumed == 0
         assert {file.relative_to(out) for file in files_of(out)} == {

@@ -163,7 +163,9 @@ class RecordTable:
         manifest, count = reader.manifest, len(reader)
         self.checksums = np.zeros(count, np.uint64)
         self.there = np.zeros(count, np.bool_)
-        classes = [ClassNumbers(column, np.full(count, -1, np.int64)) for column in _list_class_columns(manifest)]
+        columns = [column for column in manifest.columns if column.traits.has_classes]
+        columns.sort(key=lambda column: column.name != "label")  # ``label`` is the first
+        classes = [ClassNumbers(column, np.full(count, -1, np.int64)) for column in columns]
         digests: dict[int, NDArray[np.uint64]] = {}
         known = 0
         for file in open_files(reader):
@@ -187,15 +189,8 @@ class RecordTable:
         splits = np.zeros(count, np.int32)
         for number, split in enumerate(manifest.splits):
             splits[split.start : split.stop] = number
-        # The columns begin with ``label``.
         labels = classes[0].values if manifest.has_label else np.full(count, -1, np.int64)
         self.rows = RecordLabels(splits, labels, [len(split) for split in manifest.splits] or [count], classes)
-
-
-def _list_class_columns(manifest: Manifest) -> list[Column]:
-    """Returns the columns of class numbers or lists of them, ``label`` first."""
-    columns = [column for column in manifest.columns if column.traits.has_classes]
-    return sorted(columns, key=lambda column: column.name != "label")
 
 
 def _read_classes(reader: Reader, column: Column, start: int, collector: FindingCollector) -> NDArray[np.int64]:

@@ -181,7 +181,8 @@ def _run_bench(dataset: PackedDataset, options: BenchOptions, progress: Progress
         target=options.target,
         on_gpu=dataset.device.type == "cuda",
     )
-    sizes = _list_image_sizes(manifest, sample.pixels)
+    planes = manifest.image.layout == "CHW"
+    sizes: list[tuple[int, int]] = [tuple(each.shape[1:] if planes else each.shape[:2]) for each in sample.pixels]
     trials: list[Trial] = []
     if options.tries:
         crop = _choose_crop_side(manifest, options) if options.augment == "crop" else None
@@ -270,12 +271,6 @@ def _choose_crop_side(manifest: Manifest, options: BenchOptions) -> int:
     """Returns the side of crops in pixels: ``options.size``, the images' shorter side, or 224."""
     own = _find_fixed_size(manifest)  # None if images differ in size
     return options.size or (DEFAULT_SIZE if own is None else min(own))
-
-
-def _list_image_sizes(manifest: Manifest, pixels: Sequence[Any]) -> list[tuple[int, int]]:
-    """Returns height and width of each image of ``pixels``."""
-    chw = manifest.image.layout == "CHW"
-    return [tuple(image.shape[1:] if chw else image.shape[:2]) for image in pixels]
 
 
 def _make_stages(

@@ -12,7 +12,6 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,9 +111,9 @@ def examine(path: Path | None = None, *, disk: bool = True, progress: ProgressCa
         Fact("versions", "Python", platform.python_version(), f"{platform.python_version()} ({sys.executable})"),
         Fact("versions", "system", platform.platform()),
     ]
-    names = [library.module for library in LIBRARIES]
-    names += ["cuda", "plug-ins"]
-    answers = dict(zip(names, _run_probes(names), strict=True))
+    names = [*(library.module for library in LIBRARIES), "cuda", "plug-ins"]
+    with ThreadPoolExecutor(max(2, min(8, os.cpu_count() or 2))) as pool:
+        answers = dict(zip(names, pool.map(_run_probe, names), strict=True))
     answers["decoders"] = _run_probe("decoders")  # alone, since it measures times
     torch_version = str(answers["torch"].get("version", ""))
     facts += [_library_fact(library, answers[library.module], torch_version) for library in LIBRARIES]
@@ -199,12 +198,6 @@ def _gpu_facts(cuda: dict[str, Any], torch: dict[str, Any]) -> list[Fact]:
     return facts
 
 
-def _run_probes(names: Iterable[str]) -> list[dict[str, Any]]:
-    """Runs several probes, up to eight at a time, and returns their answers in order."""
-    with ThreadPoolExecutor(max(2, min(8, os.cpu_count() or 2))) as pool:
-        return list(pool.map(_run_probe, names))
-
-
 _CHILD = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
@@ -241,15 +234,14 @@ FASTER = 1.15
 
 def decoder_facts(found: dict[str, Any]) -> list[Fact]:
     """Converts the answer of the probe ``decoders`` to facts. An error becomes one fact with a problem."""
-    facts = []
     if "error" in found:
-        facts.append(Fact("JPEG", "decoder", None, "unknown", f"the decoders cannot be tried: {found['error']}"))
-    else:
-        facts += rate_facts(found["decoders"], found["used"])
-        facts.append(_crops_fact(found["used"], found["regions"]))
-        facts += _libturbojpeg_facts(found.get("libturbojpeg"))
-        facts.append(_engine_fact(found["engine_problem"]))
-    return facts
+        return [Fact("JPEG", "decoder", None, "unknown", f"the decoders cannot be tried: {found['error']}")]
+    return [
+        *rate_facts(found["decoders"], found["used"]),
+        _crops_fact(found["used"], found["regions"]),
+        *_libturbojpeg_facts(found.get("libturbojpeg")),
+        _engine_fact(found["engine_problem"]),
+    ]
 
 
 def rate_facts(decoders: dict[str, Any], used: str) -> list[Fact]:
@@ -265,10 +257,8 @@ def rate_facts(decoders: dict[str, Any], used: str) -> list[Fact]:
     for name, decoder in decoders.items():
         if name == used:
             continue
-        if decoder["available"]:
-            facts.append(Fact("JPEG", name, decoder, _describe_speed(decoder)))
-        else:
-            facts.append(Fact("JPEG", name, decoder, f"not available: {decoder['reason']}"))
+        text = _describe_speed(decoder) if decoder["available"] else f"not available: {decoder['reason']}"
+        facts.append(Fact("JPEG", name, decoder, text))
     return facts
 
 
