@@ -254,8 +254,7 @@ if TYPE_CHECKING:
         max_file_bytes,
         sniff,
     )
-    from packstore.objects import call_interruptibly, connection, direct, iterate_interruptibly
-    from packstore.objects.agent import get_agent_if_forked
+    from packstore.objects import call_interruptibly, connection, direct, get_agent_if_forked, iterate_interruptibly
     from packstore.objects.connection import parse_url
     from packstore.packing import AppendOptions, ConvertOptions, SelectOptions, append, batches, composing, conversion
     from packstore.packing import distribute as task

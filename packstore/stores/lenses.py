@@ -394,8 +394,8 @@ class _Joined(Chain):
     def find_faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
         errors: dict[int, StoreError] = {}
         names = [*names]
-        for number, _, local in self._group(records):
-            for record, error in self._open(number).find_faults(local, names).items():
+        for number, _, found in self._read_groups(records, lambda rows, local: rows.find_faults(local, names)):
+            for record, error in found.items():
                 self._renumber(error, self._shifts[number])
                 errors[record + self._shifts[number]] = error
         return errors

@@ -193,12 +193,7 @@ class Chain(Rows):
 
     def view(self, index: int) -> Buffer:
         """Returns the image as a view, or as a copy if the range may be closed."""
-        rows, local = self._find(index)
-        try:
-            view = rows.view(local)
-        except StoreError as error:
-            self._renumber(error, index - local)
-            raise
+        view = self._read(index, lambda rows, local: rows.view(local))
         # A view keeps its shard's map open: a batch could keep as many files open as it has records.
         return bytes(view) if self._copies else view
 
@@ -208,24 +203,14 @@ class Chain(Rows):
         if len(self._starts) * _FEWEST_TOGETHER > len(records) and not self.manifest.is_linked:
             return super().views(records)
         images: list[Buffer] = [b""] * len(records)
-        for number, places, local in self._group(records):
-            try:
-                views = self._open(number).views(local)
-            except StoreError as error:
-                self._renumber(error, self._shifts[number])
-                raise
+        for _, places, views in self._read_groups(records, lambda rows, local: rows.views(local)):
             for place, view in zip(places.tolist(), views, strict=True):
                 images[place] = bytes(view) if self._copies else view
         return images
 
     def value(self, name: str, index: int) -> Any:
         """Returns the value. Bytes are a copy if the range may be closed."""
-        rows, local = self._find(index)
-        try:
-            value = rows.value(name, local)
-        except StoreError as error:
-            self._renumber(error, index - local)
-            raise
+        value = self._read(index, lambda rows, local: rows.value(name, local))
         return bytes(value) if self._copies and isinstance(value, memoryview) else value
 
     def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
@@ -237,12 +222,8 @@ class Chain(Rows):
         if column.kind != "fixed" or name == "image":
             return super().values(name, records)
         out: NDArray[Any] | None = None
-        for number, places, local in self._group(np.asarray(records, np.int64)):
-            try:
-                values = self._open(number).values(name, local)
-            except StoreError as error:
-                self._renumber(error, self._shifts[number])
-                raise
+        chosen = np.asarray(records, np.int64)
+        for _, places, values in self._read_groups(chosen, lambda rows, local: rows.values(name, local)):
             if out is None:  # allocated only after the first read: a manifest may claim any shape
                 out = np.empty((len(records), *column.shape), NUMPY_DTYPE[column.dtype])
             out[places] = values
@@ -295,8 +276,10 @@ class Chain(Rows):
             self._renumber(error, index - local)  # errors name a record by its number in the chain
             raise
 
-    def _group(self, records: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
-        """Yields for each range that has some of ``records``: its number, their positions, and their numbers in it."""
+    def _read_groups(
+        self, records: NDArray[np.int64], read: Callable[[Rows, NDArray[np.int64]], _T]
+    ) -> Iterator[tuple[int, NDArray[np.int64], _T]]:
+        """Yields for each range that has some of ``records``: its number, their positions, and what is read."""
         if len(records) and not 0 <= int(records.min()) <= int(records.max()) < self._records:
             raise IndexError(f"records {records.min()} to {records.max()} of {self._records}")
         numbers = np.searchsorted(self._numbers, records, "right") - 1
@@ -305,7 +288,13 @@ class Chain(Rows):
         local = records[order] - self._shift_of[numbers]
         edges = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), len(numbers)] if len(numbers) else []
         for first, last in itertools.pairwise(edges):
-            yield int(numbers[first]), order[first:last], local[first:last]
+            number = int(numbers[first])
+            try:
+                some = read(self._open(number), local[first:last])
+            except StoreError as error:
+                self._renumber(error, self._shifts[number])
+                raise
+            yield number, order[first:last], some
 
     def _renumber(self, error: StoreError, shift: int) -> None:
         """Changes the record number in an error to that of the chain."""

@@ -17,7 +17,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,11 @@ from packstore.core.columns import NUMPY_DTYPE, Buffer, Ragged, WholeColumn
 from packstore.core.files import beyond_standard_streams, drop, open_file
 from packstore.core.manifest import Column, Manifest
 from packstore.stores.format import FileWriter
+from packstore.stores.parts import map_consecutive_images
 from packstore.stores.staged_columns import OffsetSpool
+
+if TYPE_CHECKING:
+    from packstore.stores.scavenge import RecoveredManifest, ScavengedData
 
 IMAGES_START = 4096
 """Offset of the images in the file: the first aligned one after the headers of the root and ``/image``."""
@@ -118,14 +122,22 @@ class Hdf5Writer(FileWriter):
             return _find_offset(datasets[manifest.image.array_names[0]])
 
 
-def compute_dataset_offsets(file: Any, manifest: Manifest) -> dict[str, int]:
-    """Returns the offset in bytes of each dataset of a store with this manifest. Empty datasets have offset 0.
+def open_partial_file(path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
+    """Maps the file and returns a function that views an image. The images lie one after another in the file."""
+    return map_consecutive_images(path, IMAGES_START, sizes)
 
-    The names are such as ``label``, ``key/bytes`` and ``key/offsets``. Lets h5py write an HDF5 file without data to
-    ``file``, with holes for the datasets.
+
+def scavenge(_: Path, data: memoryview, recovered: RecoveredManifest | None) -> ScavengedData:
+    """Recovers columns and images at the offsets that follow from the manifest ``recovered``, which is required.
+
+    The HDF5 library always places datasets in the same way: an empty file of the same layout shows their offsets.
     """
-    with _create_file(file) as h5:
-        return {name: _find_offset(dataset) for name, dataset in _create_datasets(h5, manifest).items()}
+    from packstore.stores.scavenge import scavenge_arrays
+
+    assert recovered is not None
+    with tempfile.TemporaryFile() as file, _create_file(file) as h5:
+        datasets = _create_datasets(h5, recovered.manifest)
+        return scavenge_arrays(data, recovered, {name: _find_offset(each) for name, each in datasets.items()})
 
 
 def _create_datasets(h5: Any, manifest: Manifest) -> dict[str, Any]:

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 from packstore.core.registry import import_and_call
 from packstore.stores.format import Format
 from packstore.stores.lmdb.pages import DATA_FILE
-
-if TYPE_CHECKING:
-    from packstore.stores.scavenge import RecoveredManifest, ScavengedData
 
 
 class Lmdb(Format):
@@ -29,6 +23,7 @@ class Lmdb(Format):
     new_writer = import_and_call("packstore.stores.lmdb.writer:LmdbWriter")
     open_partial_file = import_and_call("packstore.stores.lmdb.store:open_partial_file")
     read_manifest = import_and_call("packstore.stores.lmdb.store:read_manifest")
+    scavenge = import_and_call("packstore.stores.lmdb.scavenge:scavenge")
 
     def estimate_disk_bytes(self, size: int) -> int:
         """Returns the bytes on disk of an image.
@@ -39,12 +34,6 @@ class Lmdb(Format):
         if size > 2020:
             return -(-(size + 16) // 4096) * 4096
         return 4096 // (4080 // (size + 20))
-
-    def scavenge(self, path: Path, data: memoryview, recovered: RecoveredManifest | None) -> ScavengedData:
-        """Recovers columns and images by looking at every page. Needs no manifest."""
-        from packstore.stores.lmdb.scavenge import scavenge
-
-        return scavenge(data, recovered)
 
 
 FORMAT = Lmdb()

@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice, product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,8 +51,8 @@ _NUMBERED = re.compile(rb"((?:[a-z][a-z0-9_]{0,63}/)?)(\d{10})")
 _MAX_TRIED = 1000
 
 
-def scavenge(data: memoryview, hint: RecoveredManifest | None) -> ScavengedData:
-    """Recovers the columns and images of a ``data.mdb`` from its bytes.
+def scavenge(_: Path, data: memoryview, hint: RecoveredManifest | None) -> ScavengedData:
+    """Recovers the columns and images of a ``data.mdb`` from its bytes, by looking at every page.
 
     The manifest is ``hint``, which is known from elsewhere, or else the last one in an entry. If its digest does not
     match, :func:`find_manifest` searches the whole file for a better one. Without a manifest, the highest record number

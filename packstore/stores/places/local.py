@@ -29,7 +29,7 @@ from packstore.core.progress import ProgressCallback
 from packstore.core.registry import FORMATS
 from packstore.stores.assembly import ShardList, link_shards, list_shards, write_manifest_and_table
 from packstore.stores.opening import read_manifest
-from packstore.stores.places.base import ExportDraft, Growth, Place, StoreDraft, exists_error
+from packstore.stores.places import ExportDraft, Growth, Place, StoreDraft, exists_error
 from packstore.stores.places.owned import NotAStoreError, list_owned_files
 from packstore.stores.places.receipts import ConversionIdentity, Receipt, read_receipt
 from packstore.stores.places.work import (

@@ -28,7 +28,7 @@ from packstore.stores.export_manifest import MANIFEST_FILE as EXPORT_MANIFEST_FI
 from packstore.stores.export_manifest import ROWS_FILE, RecordLines, parse_export_manifest
 from packstore.stores.format import encode_manifest
 from packstore.stores.opening import read_manifest
-from packstore.stores.places.base import ExportDraft, Growth, LostRaceError, Place, StoreDraft, exists_error
+from packstore.stores.places import ExportDraft, Growth, LostRaceError, Place, StoreDraft, exists_error
 from packstore.stores.places.owned import read_manifest_of_file, refuse_foreign_names, remove_unfinished
 from packstore.stores.places.receipts import RECEIPT, Receipt, read_receipt
 from packstore.stores.places.work import ADDED, KEPT, WorkDirectory, describe_kept, work_path

@@ -29,11 +29,11 @@ import math
 import pickle
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,10 +44,13 @@ from packstore.core.files import drop, open_file, reading
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.stores.format import FileWriter, parse_own_manifest, unreadable_error
-from packstore.stores.parts import MappedPart, Problem, map_column
+from packstore.stores.parts import MappedPart, Problem, map_column, map_consecutive_images
 from packstore.stores.pth.pickle_machine import PickleError, StandIn, UnsupportedPickleError, interpret_pickle
 from packstore.stores.pth.zip import Archive, ZipError, build_padding_field, check_zip, compute_content_start
 from packstore.stores.staged_columns import OffsetSpool
+
+if TYPE_CHECKING:
+    from packstore.stores.scavenge import RecoveredManifest, ScavengedData
 
 _MAX_OPERATIONS = 200_000
 """Most operations of a pickle; bounds the time (about a microsecond each). A column takes about 60."""
@@ -415,6 +418,27 @@ def _describe_value(value: Any) -> str:
 
 IMAGES_START = compute_content_start(0, f"{_PREFIX}/data/0")
 """Offset of the images in the file."""
+
+
+def open_partial_file(path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
+    """Maps the file and returns a function that views an image. The images lie one after another in the file."""
+    return map_consecutive_images(path, IMAGES_START, sizes)
+
+
+def scavenge(_: Path, data: memoryview, recovered: RecoveredManifest | None) -> ScavengedData:
+    """Recovers columns and images at the offsets that follow from the manifest ``recovered``, which is required.
+
+    The entries follow each other in the order of the manifest's columns.
+    """
+    from packstore.stores.scavenge import list_array_sizes, scavenge_arrays
+
+    assert recovered is not None
+    starts: dict[str, int] = {}
+    position = 0
+    for number, (name, size) in enumerate(list_array_sizes(recovered.manifest)):
+        starts[name] = compute_content_start(position, f"{_PREFIX}/data/{number}")
+        position = starts[name] + size
+    return scavenge_arrays(data, recovered, starts)
 
 
 class _Zip64Info(zipfile.ZipInfo):
