@@ -483,6 +483,7 @@ if TYPE_CHECKING:
         plan_targets,
     )
     from packstore.training.augment.timm_policies import OPERATIONS as TIMM_OPERATIONS
+    from packstore.training.augment.timm_policies import Magnitudes as TimmMagnitudes
     from packstore.training.augment.unequal import DrawnOperations
     from packstore.training.augment.views import View, parse_views
     from packstore.training.augment.warps import inverse_affine, inverse_rotation

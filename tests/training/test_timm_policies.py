@@ -102,6 +102,7 @@ def test_pixels_are_near_those_of_pillow(name: str) -> None:
     from PIL import Image
 
     from tests.internals import TIMM_OPERATIONS as OPERATIONS
+    from tests.internals import TimmMagnitudes
 
     generator = torch.Generator().manual_seed(0)
     coarse = torch.randint(0, 256, (1, 3, 5, 6), generator=generator).float()
@@ -111,8 +112,10 @@ def test_pixels_are_near_those_of_pillow(name: str) -> None:
     sign = -1.0
     fill = TimmAugment("rand", interpolation="bilinear")._draw_warp_flags(np.zeros(1, np.int64))
     steps = new_program(1, 1)[:, 0]
-    steps["code"], make = OPERATIONS[name]
-    make(steps, np.array([0.7]), np.array([sign]), (64, 80), fill, own)
+    steps["code"], formula = OPERATIONS[name]
+    steps["flags"] = fill if steps["code"] == Code.AFFINE else 0
+    for place, values in enumerate(formula(TimmMagnitudes(np.array([0.7]), np.array([0.7 * sign]), (64, 80), own))):
+        steps["p"][:, place] = 0 if values is None else values
     found = run_program(image, steps[:, None])[0].permute(1, 2, 0).int().numpy()
     argument = {"Rotate": 21.0 * sign, "TranslateXRel": 0.315 * sign, "TranslateYRel": 0.315 * sign}.get(name)
     argument = (

@@ -377,35 +377,6 @@ def parse_range(operation: Any, name: str, pair: Any, low: float, high: float) -
     return float(values[0]), float(values[1])
 
 
-def parse_fill(operation: Operation, fill: Any, deep: bool = False) -> tuple[int, int, int] | None:
-    """Converts a fill colour, a number or three, to three rounded bytes; None stays None.
-
-    ``deep``: also accept one signed number of 24 bits, for images of more than 8 bits.
-
-    Raises :class:`UsageError` for other values.
-    """
-    values = (fill,) * 3 if isinstance(fill, int | float) else fill
-    if values is None:
-        return None
-    try:
-        red, green, blue = (round(value) for value in values)
-    except (TypeError, ValueError, OverflowError):
-        red, green, blue = -1, -1, 0
-    one = red == green == blue
-    if not (min(red, green, blue) >= 0 and max(red, green, blue) <= 255) and not (deep and one and abs(red) < 1 << 23):
-        expected = "one number, or three bytes" if deep else "a byte, 0 … 255, or three of them"
-        raise UsageError(f"{type(operation).__name__}: fill should be {expected}, got {fill!r}")
-    return red, green, blue
-
-
-def check_interpolation(operation: Operation, interpolation: Any, known: tuple[str, ...]) -> None:
-    """Raises :class:`UsageError` unless ``interpolation`` is one of ``known``."""
-    if interpolation not in known:
-        raise UsageError(
-            f"{type(operation).__name__}: interpolation should be one of {', '.join(known)}, got {interpolation!r}"
-        )
-
-
 def is_channels_last(images: Tensor) -> bool:
     """Tells if ``images`` ``(B, C, H, W)`` have the memory layout ``(B, H, W, C)``.
 

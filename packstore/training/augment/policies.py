@@ -12,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
-from packstore.images.programs import INTERPOLATIONS, Code, Program, new_program, pack_warp_flags
-from packstore.training.augment.base import Operation, Size, check_interpolation, parse_fill
+from packstore.images.programs import Code, Program, new_program
+from packstore.training.augment.base import Operation, Size
 from packstore.training.augment.colour import GaussianBlur, Grayscale, RandomSolarize
 from packstore.training.augment.logic import RandomChoice
 from packstore.training.augment.policy_tables import POLICIES
 from packstore.training.augment.program_operation import ProgramOperation
-from packstore.training.augment.warps import inverse_affine, inverse_rotation
+from packstore.training.augment.warps import WarpOperation, inverse_affine, inverse_rotation
 from packstore.training.random_draws import GAMMA_DRAWS, Draws, chance, dirichlet
 
 Fill = float | tuple[float, float, float] | None
@@ -118,30 +118,15 @@ def _warp_matrix(name: str, magnitude: Any, size: Size) -> NDArray[np.float64]:
     return inverse_affine(count, shear=(degrees, 0.0) if name[-1] == "X" else (0.0, degrees), centre=corner)
 
 
-class _Policy(Operation):
-    """Base of policies. Checks interpolation and fill of warps."""
+class Policy(WarpOperation):
+    """Base of policies, which contain warps."""
 
-    interpolation: str
-    fill: Any
-
-    @property
-    def moves_pixels(self) -> bool:
-        """True: policies contain shears, translations and rotations."""
-        return True
+    has_deep_fills = False
 
     @property
     def possible_steps(self) -> Collection[tuple[Code, int]]:
         """Saturation, which stands for all steps: it is refused for all images that a policy does not support."""
         return [(Code.SATURATION, 0)]
-
-    def __post_init__(self) -> None:
-        check_interpolation(self, self.interpolation, INTERPOLATIONS[:2])
-        parse_fill(self, self.fill)
-
-    @property
-    def _warp_flags(self) -> int:
-        """Interpolation and fill colour, packed into the ``flags`` of a warp."""
-        return int(pack_warp_flags(INTERPOLATIONS.index(self.interpolation), parse_fill(self, self.fill)))
 
     def _select_steps(
         self,
@@ -153,7 +138,7 @@ class _Policy(Operation):
         negative: NDArray[np.bool_],
     ) -> Program:
         """Looks up the steps of the ``chosen`` operations in a table by magnitude and sign."""
-        table = tabulate_steps(tuple(names), policy, size, self._warp_flags)
+        table = tabulate_steps(tuple(names), policy, size, self.warp_flags)
         steps: Program = table[chosen, level, negative.astype(np.int64)]
         return steps
 
@@ -193,7 +178,7 @@ _PARTIAL = 9
 
 
 @dataclass(frozen=True)
-class RandAugment(_Policy, ProgramOperation):
+class RandAugment(Policy):
     """Runs ``num_ops`` random operations of one magnitude, as torchvision's ``RandAugment`` (Cubuk et al., 2019).
 
     Args:
@@ -235,7 +220,7 @@ class RandAugment(_Policy, ProgramOperation):
 
 
 @dataclass(frozen=True)
-class TrivialAugmentWide(_Policy, ProgramOperation):
+class TrivialAugmentWide(Policy):
     """Runs one random operation of a random magnitude, as torchvision's ``TrivialAugmentWide``.
 
     Args:
@@ -263,7 +248,7 @@ class TrivialAugmentWide(_Policy, ProgramOperation):
 
 
 @dataclass(frozen=True)
-class AutoAugment(_Policy, ProgramOperation):
+class AutoAugment(Policy):
     """Runs a random pair of operations of a learned policy, as torchvision's ``AutoAugment`` (Cubuk et al., 2018).
 
     Args:
@@ -299,7 +284,7 @@ class AutoAugment(_Policy, ProgramOperation):
 
 
 @dataclass(frozen=True)
-class AugMix(_Policy, ProgramOperation):
+class AugMix(Policy):
     """Mixes an image with several chains of random operations on it, as torchvision's ``AugMix`` (Hendrycks, 2019).
 
     Args:

@@ -8,47 +8,81 @@ from __future__ import annotations
 
 from packstore.core.registry import import_and_call
 
-Pair = tuple[tuple[str, float, int], tuple[str, float, int]]
-"""Two operations: name, probability, magnitude of 10 (0 if it has none)."""
+Chain = list[tuple[str, float, int]]
+"""Operations that run one after the other: name, probability, and magnitude of 10, which some ignore."""
 
 
-def _parse_pairs(text: str) -> list[Pair]:
+def _parse_pairs(text: str) -> list[Chain]:
     """Parses pairs from lines such as ``Posterize .4 8, Rotate .6 9``."""
     pairs = []
     for line in text.strip().splitlines():
-        first, second = (part.split() for part in line.split(","))
-        pairs.append(((first[0], float(first[1]), int(first[2])), (second[0], float(second[1]), int(second[2]))))
+        parts = [part.split() for part in line.split(",")]
+        pairs.append([(name, float(share), int(level)) for name, share, level in parts])
     return pairs
 
 
+def _rename(policy: list[Chain], name: str, new: str) -> list[Chain]:
+    """Returns a policy with the operation ``new`` in place of ``name``."""
+    return [[(new if each == name else each, share, level) for each, share, level in chain] for chain in policy]
+
+
+_ORIGINAL = _parse_pairs("""
+    PosterizeOriginal 0.4 8, Rotate 0.6 9
+    Solarize 0.6 5, AutoContrast 0.6 5
+    Equalize 0.8 8, Equalize 0.6 3
+    PosterizeOriginal 0.6 7, PosterizeOriginal 0.6 6
+    Equalize 0.4 7, Solarize 0.2 4
+    Equalize 0.4 4, Rotate 0.8 8
+    Solarize 0.6 3, Equalize 0.6 7
+    PosterizeOriginal 0.8 5, Equalize 1.0 2
+    Rotate 0.2 3, Solarize 0.6 8
+    Equalize 0.6 8, PosterizeOriginal 0.4 6
+    Rotate 0.8 8, Color 0.4 0
+    Rotate 0.4 9, Equalize 0.6 2
+    Equalize 0.0 7, Equalize 0.8 8
+    Invert 0.6 4, Equalize 1.0 8
+    Color 0.6 4, Contrast 1.0 8
+    Rotate 0.8 8, Color 1.0 2
+    Color 0.8 8, Solarize 0.8 7
+    Sharpness 0.4 7, Invert 0.6 8
+    ShearX 0.6 5, Equalize 1.0 9
+    Color 0.4 0, Equalize 0.6 3
+    Equalize 0.4 7, Solarize 0.2 4
+    Solarize 0.6 5, AutoContrast 0.6 5
+    Invert 0.6 4, Equalize 1.0 8
+    Color 0.6 4, Contrast 1.0 8
+    Equalize 0.8 8, Equalize 0.6 3
+""")
+_V0 = _parse_pairs("""
+    Equalize 0.8 1, ShearY 0.8 4
+    Color 0.4 9, Equalize 0.6 3
+    Color 0.4 1, Rotate 0.6 8
+    Solarize 0.8 3, Equalize 0.4 7
+    Solarize 0.4 2, Solarize 0.6 2
+    Color 0.2 0, Equalize 0.8 8
+    Equalize 0.4 8, SolarizeAdd 0.8 3
+    ShearX 0.2 9, Rotate 0.6 8
+    Color 0.6 1, Equalize 1.0 2
+    Invert 0.4 9, Rotate 0.6 0
+    Equalize 1.0 9, ShearY 0.6 3
+    Color 0.4 7, Equalize 0.6 0
+    Posterize 0.4 6, AutoContrast 0.4 7
+    Solarize 0.6 8, Color 0.6 9
+    Solarize 0.2 4, Rotate 0.8 9
+    Rotate 1.0 7, TranslateYRel 0.8 9
+    ShearX 0.0 0, Solarize 0.8 4
+    ShearY 0.8 0, Color 0.6 4
+    Color 1.0 0, Rotate 0.6 2
+    Equalize 0.8 4, Equalize 0.0 8
+    Equalize 1.0 4, AutoContrast 0.6 2
+    ShearY 0.4 7, SolarizeAdd 0.6 7
+    Posterize 0.8 2, Solarize 0.6 10
+    Solarize 0.6 8, Equalize 0.6 1
+    Color 0.8 6, Rotate 0.4 5
+""")
+
 POLICIES = {
-    "imagenet": _parse_pairs("""
-        Posterize 0.4 8, Rotate 0.6 9
-        Solarize 0.6 5, AutoContrast 0.6 0
-        Equalize 0.8 0, Equalize 0.6 0
-        Posterize 0.6 7, Posterize 0.6 6
-        Equalize 0.4 0, Solarize 0.2 4
-        Equalize 0.4 0, Rotate 0.8 8
-        Solarize 0.6 3, Equalize 0.6 0
-        Posterize 0.8 5, Equalize 1.0 0
-        Rotate 0.2 3, Solarize 0.6 8
-        Equalize 0.6 0, Posterize 0.4 6
-        Rotate 0.8 8, Color 0.4 0
-        Rotate 0.4 9, Equalize 0.6 0
-        Equalize 0.0 0, Equalize 0.8 0
-        Invert 0.6 0, Equalize 1.0 0
-        Color 0.6 4, Contrast 1.0 8
-        Rotate 0.8 8, Color 1.0 2
-        Color 0.8 8, Solarize 0.8 7
-        Sharpness 0.4 7, Invert 0.6 0
-        ShearX 0.6 5, Equalize 1.0 0
-        Color 0.4 0, Equalize 0.6 0
-        Equalize 0.4 0, Solarize 0.2 4
-        Solarize 0.6 5, AutoContrast 0.6 0
-        Invert 0.6 0, Equalize 1.0 0
-        Color 0.6 4, Contrast 1.0 8
-        Equalize 0.8 0, Equalize 0.6 0
-    """),
+    "imagenet": _rename(_ORIGINAL, "PosterizeOriginal", "Posterize"),
     "cifar10": _parse_pairs("""
         Invert 0.1 0, Contrast 0.2 6
         Rotate 0.7 2, TranslateX 0.3 9
@@ -106,128 +140,11 @@ POLICIES = {
 }
 """Policies of torchvision, by name."""
 
-
 TIMM_POLICIES = {
-    "original": [
-        list(pair)
-        for pair in _parse_pairs("""
-        PosterizeOriginal 0.4 8, Rotate 0.6 9
-        Solarize 0.6 5, AutoContrast 0.6 5
-        Equalize 0.8 8, Equalize 0.6 3
-        PosterizeOriginal 0.6 7, PosterizeOriginal 0.6 6
-        Equalize 0.4 7, Solarize 0.2 4
-        Equalize 0.4 4, Rotate 0.8 8
-        Solarize 0.6 3, Equalize 0.6 7
-        PosterizeOriginal 0.8 5, Equalize 1.0 2
-        Rotate 0.2 3, Solarize 0.6 8
-        Equalize 0.6 8, PosterizeOriginal 0.4 6
-        Rotate 0.8 8, Color 0.4 0
-        Rotate 0.4 9, Equalize 0.6 2
-        Equalize 0.0 7, Equalize 0.8 8
-        Invert 0.6 4, Equalize 1.0 8
-        Color 0.6 4, Contrast 1.0 8
-        Rotate 0.8 8, Color 1.0 2
-        Color 0.8 8, Solarize 0.8 7
-        Sharpness 0.4 7, Invert 0.6 8
-        ShearX 0.6 5, Equalize 1.0 9
-        Color 0.4 0, Equalize 0.6 3
-        Equalize 0.4 7, Solarize 0.2 4
-        Solarize 0.6 5, AutoContrast 0.6 5
-        Invert 0.6 4, Equalize 1.0 8
-        Color 0.6 4, Contrast 1.0 8
-        Equalize 0.8 8, Equalize 0.6 3
-    """)
-    ],
-    "originalr": [
-        list(pair)
-        for pair in _parse_pairs("""
-        PosterizeIncreasing 0.4 8, Rotate 0.6 9
-        Solarize 0.6 5, AutoContrast 0.6 5
-        Equalize 0.8 8, Equalize 0.6 3
-        PosterizeIncreasing 0.6 7, PosterizeIncreasing 0.6 6
-        Equalize 0.4 7, Solarize 0.2 4
-        Equalize 0.4 4, Rotate 0.8 8
-        Solarize 0.6 3, Equalize 0.6 7
-        PosterizeIncreasing 0.8 5, Equalize 1.0 2
-        Rotate 0.2 3, Solarize 0.6 8
-        Equalize 0.6 8, PosterizeIncreasing 0.4 6
-        Rotate 0.8 8, Color 0.4 0
-        Rotate 0.4 9, Equalize 0.6 2
-        Equalize 0.0 7, Equalize 0.8 8
-        Invert 0.6 4, Equalize 1.0 8
-        Color 0.6 4, Contrast 1.0 8
-        Rotate 0.8 8, Color 1.0 2
-        Color 0.8 8, Solarize 0.8 7
-        Sharpness 0.4 7, Invert 0.6 8
-        ShearX 0.6 5, Equalize 1.0 9
-        Color 0.4 0, Equalize 0.6 3
-        Equalize 0.4 7, Solarize 0.2 4
-        Solarize 0.6 5, AutoContrast 0.6 5
-        Invert 0.6 4, Equalize 1.0 8
-        Color 0.6 4, Contrast 1.0 8
-        Equalize 0.8 8, Equalize 0.6 3
-    """)
-    ],
-    "v0": [
-        list(pair)
-        for pair in _parse_pairs("""
-        Equalize 0.8 1, ShearY 0.8 4
-        Color 0.4 9, Equalize 0.6 3
-        Color 0.4 1, Rotate 0.6 8
-        Solarize 0.8 3, Equalize 0.4 7
-        Solarize 0.4 2, Solarize 0.6 2
-        Color 0.2 0, Equalize 0.8 8
-        Equalize 0.4 8, SolarizeAdd 0.8 3
-        ShearX 0.2 9, Rotate 0.6 8
-        Color 0.6 1, Equalize 1.0 2
-        Invert 0.4 9, Rotate 0.6 0
-        Equalize 1.0 9, ShearY 0.6 3
-        Color 0.4 7, Equalize 0.6 0
-        Posterize 0.4 6, AutoContrast 0.4 7
-        Solarize 0.6 8, Color 0.6 9
-        Solarize 0.2 4, Rotate 0.8 9
-        Rotate 1.0 7, TranslateYRel 0.8 9
-        ShearX 0.0 0, Solarize 0.8 4
-        ShearY 0.8 0, Color 0.6 4
-        Color 1.0 0, Rotate 0.6 2
-        Equalize 0.8 4, Equalize 0.0 8
-        Equalize 1.0 4, AutoContrast 0.6 2
-        ShearY 0.4 7, SolarizeAdd 0.6 7
-        Posterize 0.8 2, Solarize 0.6 10
-        Solarize 0.6 8, Equalize 0.6 1
-        Color 0.8 6, Rotate 0.4 5
-    """)
-    ],
-    "v0r": [
-        list(pair)
-        for pair in _parse_pairs("""
-        Equalize 0.8 1, ShearY 0.8 4
-        Color 0.4 9, Equalize 0.6 3
-        Color 0.4 1, Rotate 0.6 8
-        Solarize 0.8 3, Equalize 0.4 7
-        Solarize 0.4 2, Solarize 0.6 2
-        Color 0.2 0, Equalize 0.8 8
-        Equalize 0.4 8, SolarizeAdd 0.8 3
-        ShearX 0.2 9, Rotate 0.6 8
-        Color 0.6 1, Equalize 1.0 2
-        Invert 0.4 9, Rotate 0.6 0
-        Equalize 1.0 9, ShearY 0.6 3
-        Color 0.4 7, Equalize 0.6 0
-        PosterizeIncreasing 0.4 6, AutoContrast 0.4 7
-        Solarize 0.6 8, Color 0.6 9
-        Solarize 0.2 4, Rotate 0.8 9
-        Rotate 1.0 7, TranslateYRel 0.8 9
-        ShearX 0.0 0, Solarize 0.8 4
-        ShearY 0.8 0, Color 0.6 4
-        Color 1.0 0, Rotate 0.6 2
-        Equalize 0.8 4, Equalize 0.0 8
-        Equalize 1.0 4, AutoContrast 0.6 2
-        ShearY 0.4 7, SolarizeAdd 0.6 7
-        PosterizeIncreasing 0.8 2, Solarize 0.6 10
-        Solarize 0.6 8, Equalize 0.6 1
-        Color 0.8 6, Rotate 0.4 5
-    """)
-    ],
+    "original": _ORIGINAL,
+    "originalr": _rename(_ORIGINAL, "PosterizeOriginal", "PosterizeIncreasing"),
+    "v0": _V0,
+    "v0r": _rename(_V0, "Posterize", "PosterizeIncreasing"),
     "3a": [[("Solarize", 1.0, 5)], [("Desaturate", 1.0, 10)], [("GaussianBlurRand", 1.0, 10)]],
 }
 """Policies of timm, by name."""

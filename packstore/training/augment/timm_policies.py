@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
 from packstore.images.programs import INTERPOLATIONS, Code, Program, new_program, pack_warp_flags
-from packstore.training.augment.base import Size, check_interpolation, parse_fill
-from packstore.training.augment.policies import draw_chain_weights, mix_chains
+from packstore.training.augment.base import Size
+from packstore.training.augment.policies import Policy, draw_chain_weights, mix_chains
 from packstore.training.augment.policy_tables import TIMM_BEGINNINGS, TIMM_POLICIES
-from packstore.training.augment.program_operation import ProgramOperation
 from packstore.training.augment.warps import inverse_rotation
 from packstore.training.random_draws import Draws, box_muller
 
@@ -65,151 +64,90 @@ Floats = NDArray[np.float64]
 _BLUR_KERNEL = 15
 """Side of the kernel that approximates Pillow's blur, of a deviation of at most 2."""
 
-ParameterWriter = Callable[[Any, Floats, Floats, Size, NDArray[np.int32], Floats], None]
-"""Writes parameters into steps ``(N,)``.
 
-Arguments: the steps; magnitudes as shares of 10; signs, -1 or 1; height and width of the images; flags of warps;
-uniform numbers."""
+class Magnitudes(NamedTuple):
+    """What the parameters of N steps are computed from.
 
+    Attributes:
+        part: Magnitudes as shares of 10, ``(N,)``.
+        signed: The same times -1 or 1.
+        size: Height and width of the images.
+        uniform: Uniform numbers, ``(N,)``.
+    """
 
-def _write_factor(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes factors that grow with the magnitude from 0.1 to 1.9."""
-    steps["p"][:, 0] = part * 1.8 + 0.1  # timm ignores the sign, too
-
-
-def _write_growing_factor(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes factors ``1 ± 0.9 * magnitude``, but none below 0.1."""
-    steps["p"][:, 0] = np.maximum(0.1, 1 + sign * part * 0.9)
-
-
-def _write_nothing(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes nothing, for operations without parameters."""
+    part: Floats
+    signed: Floats
+    size: Size
+    uniform: Floats
 
 
-def _write_posterize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes numbers of kept bits, from 0 up for larger magnitudes."""
-    steps["p"][:, 0] = np.trunc(part * 4).clip(0, 8)
+Formula = Callable[[Magnitudes], Iterable[Any]]
+"""Computes the first parameters of steps, each a number or ``(N,)``; None for 0."""
 
 
-def _write_growing_posterize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes numbers of kept bits, from 4 down for larger magnitudes."""
-    steps["p"][:, 0] = (4 - np.trunc(part * 4)).clip(0, 8)
+def _factor(m: Magnitudes) -> Iterable[Any]:
+    """Returns factors that grow with the magnitude from 0.1 to 1.9."""
+    return (m.part * 1.8 + 0.1,)  # timm ignores the sign, too
 
 
-def _write_original_posterize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes numbers of kept bits, from 4 up for larger magnitudes, as in AutoAugment's paper."""
-    steps["p"][:, 0] = (4 + np.trunc(part * 4)).clip(0, 8)
+def _growing_factor(m: Magnitudes) -> Iterable[Any]:
+    """Returns factors ``1 ± 0.9 * magnitude``, but none below 0.1."""
+    return (np.maximum(0.1, 1 + m.signed * 0.9),)
 
 
-def _write_solarize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes thresholds, higher for larger magnitudes, which invert fewer values."""
-    steps["p"][:, 0] = np.trunc(part * 256).clip(max=256)
+def _nothing(m: Magnitudes) -> Iterable[Any]:
+    """Returns no parameters."""
+    return ()
 
 
-def _write_growing_solarize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes thresholds, lower for larger magnitudes, which invert more values."""
-    steps["p"][:, 0] = 256 - np.trunc(part * 256).clip(max=256)
+def _blur(deviation: Floats) -> Sequence[Any]:
+    """Returns width and height of the kernel, and its deviation across and down."""
+    return _BLUR_KERNEL, _BLUR_KERNEL, deviation, deviation
 
 
-def _write_solarize_add(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes numbers to add, which grow with the magnitude, and the threshold 128."""
-    steps["p"][:, 0], steps["p"][:, 1] = np.trunc(part * 110).clip(max=128), 128
-
-
-def _write_desaturation(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes factors of saturation, from 0.5 down to 0 for larger magnitudes."""
-    steps["p"][:, 0] = (0.5 - 0.5 * part).clip(0, 1)
-
-
-def _write_blur(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes the kernel's side, and deviations that grow with the magnitude from 0.1 to 2."""
-    most = (0.1 + 1.9 * part).clip(0.1, 2.0)
-    steps["p"][:, :2], steps["p"][:, 2:4] = _BLUR_KERNEL, most[:, None]
-
-
-def _write_random_blur(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes the kernel's side, and random deviations up to a limit that grows with the magnitude."""
-    # Between 0.1 and the limit, which is below 0.1 for magnitudes below 0.5.
-    most = 0.1 + (2.0 * part.clip(0, 1) - 0.1) * uniform
-    steps["p"][:, :2], steps["p"][:, 2:4] = _BLUR_KERNEL, most.clip(0.01)[:, None]
-
-
-def _write_rotation(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes matrices of rotations by up to 30 degrees in either direction, and the flags of the warp."""
-    steps["flags"], steps["p"][:, :6] = flags, inverse_rotation(len(part), sign * part * 30.0)
-
-
-def _write_shear_x(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes matrices that shear rows by up to 0.3 in either direction."""
-    _write_shear(steps, sign * part * 0.3, flags, 1, size[0])
-
-
-def _write_shear_y(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes matrices that shear columns by up to 0.3 in either direction."""
-    _write_shear(steps, sign * part * 0.3, flags, 3, size[1])
-
-
-def _write_shear(steps: Any, factor: Floats, flags: Any, place: int, length: int) -> None:
-    """Writes matrices that shear about the centre, and the flags of the warp."""
-    p = steps["p"]
-    # Matrices map the result to the source. Place 1 shears rows, and length is the height; place 3 columns, the width.
-    p[:, 0] = p[:, 4] = 1
-    p[:, place], p[:, 2 if place == 1 else 5] = factor, factor * length / 2
-    steps["flags"] = flags
-
-
-def _write_translation_x(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes translations by up to 0.45 of the width in either direction."""
-    _write_translation(steps, sign * part * 0.45 * size[1], flags, 2)
-
-
-def _write_translation_y(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes translations by up to 0.45 of the height in either direction."""
-    _write_translation(steps, sign * part * 0.45 * size[0], flags, 5)
-
-
-def _write_translation(steps: Any, pixels: Floats, flags: Any, place: int) -> None:
-    """Writes matrices that translate by ``pixels``, and the flags of the warp."""
-    p = steps["p"]
-    # Matrices map the result to the source: positive pixels move the picture left (place 2) or up (place 5).
-    p[:, 0] = p[:, 4] = 1
-    p[:, place], steps["flags"] = pixels, flags
-
-
-OPERATIONS: dict[str, tuple[Code, ParameterWriter]] = {
+# Matrices map the result to the source: positive pixels move the picture left (third place) or up (last place).
+OPERATIONS: dict[str, tuple[Code, Formula]] = {
     **{
-        name + suffix: (code, make)
+        name + suffix: (code, formula)
         for name, code in (
             ("Color", Code.SATURATION),
             ("Contrast", Code.CONTRAST),
             ("Brightness", Code.BRIGHTNESS),
             ("Sharpness", Code.SHARPNESS),
         )
-        for suffix, make in (("", _write_factor), ("Increasing", _write_growing_factor))
+        for suffix, formula in (("", _factor), ("Increasing", _growing_factor))
     },
-    "AutoContrast": (Code.AUTOCONTRAST, _write_nothing),
-    "Equalize": (Code.EQUALIZE, _write_nothing),
-    "Invert": (Code.INVERT, _write_nothing),
-    "Posterize": (Code.POSTERIZE, _write_posterize),
-    "PosterizeIncreasing": (Code.POSTERIZE, _write_growing_posterize),
-    "PosterizeOriginal": (Code.POSTERIZE, _write_original_posterize),
-    "Solarize": (Code.SOLARIZE, _write_solarize),
-    "SolarizeIncreasing": (Code.SOLARIZE, _write_growing_solarize),
-    "SolarizeAdd": (Code.SOLARIZE_ADD, _write_solarize_add),
-    "Desaturate": (Code.SATURATION, _write_desaturation),
-    "GaussianBlur": (Code.BLUR, _write_blur),
-    "GaussianBlurRand": (Code.BLUR, _write_random_blur),
-    "Rotate": (Code.AFFINE, _write_rotation),
-    "ShearX": (Code.AFFINE, _write_shear_x),
-    "ShearY": (Code.AFFINE, _write_shear_y),
-    "TranslateXRel": (Code.AFFINE, _write_translation_x),
-    "TranslateYRel": (Code.AFFINE, _write_translation_y),
+    "AutoContrast": (Code.AUTOCONTRAST, _nothing),
+    "Equalize": (Code.EQUALIZE, _nothing),
+    "Invert": (Code.INVERT, _nothing),
+    # Kept bits: from 0 up for larger magnitudes, from 4 down, and from 4 up as in AutoAugment's paper.
+    "Posterize": (Code.POSTERIZE, lambda m: (np.trunc(m.part * 4).clip(0, 8),)),
+    "PosterizeIncreasing": (Code.POSTERIZE, lambda m: ((4 - np.trunc(m.part * 4)).clip(0, 8),)),
+    "PosterizeOriginal": (Code.POSTERIZE, lambda m: ((4 + np.trunc(m.part * 4)).clip(0, 8),)),
+    # Thresholds: larger magnitudes invert fewer values, or more.
+    "Solarize": (Code.SOLARIZE, lambda m: (np.trunc(m.part * 256).clip(max=256),)),
+    "SolarizeIncreasing": (Code.SOLARIZE, lambda m: (256 - np.trunc(m.part * 256).clip(max=256),)),
+    # Numbers to add below the threshold 128.
+    "SolarizeAdd": (Code.SOLARIZE_ADD, lambda m: (np.trunc(m.part * 110).clip(max=128), 128)),
+    "Desaturate": (Code.SATURATION, lambda m: ((0.5 - 0.5 * m.part).clip(0, 1),)),
+    "GaussianBlur": (Code.BLUR, lambda m: _blur((0.1 + 1.9 * m.part).clip(0.1, 2.0))),
+    # Between 0.1 and a limit, which is below 0.1 for magnitudes below 0.5.
+    "GaussianBlurRand": (
+        Code.BLUR,
+        lambda m: _blur((0.1 + (2.0 * m.part.clip(0, 1) - 0.1) * m.uniform).clip(0.01)),
+    ),
+    "Rotate": (Code.AFFINE, lambda m: inverse_rotation(len(m.part), m.signed * 30.0).T),  # degrees
+    # About the centre.
+    "ShearX": (Code.AFFINE, lambda m: (1, m.signed * 0.3, m.signed * 0.3 * m.size[0] / 2, None, 1)),
+    "ShearY": (Code.AFFINE, lambda m: (1, None, None, m.signed * 0.3, 1, m.signed * 0.3 * m.size[1] / 2)),
+    "TranslateXRel": (Code.AFFINE, lambda m: (1, None, m.signed * 0.45 * m.size[1], None, 1)),
+    "TranslateYRel": (Code.AFFINE, lambda m: (1, None, None, None, 1, m.signed * 0.45 * m.size[0])),
 }
-"""Code of each of timm's operations, and the function that computes its parameters from the magnitude."""
+"""Code of each of timm's operations, and the formula of its parameters."""
 
 
 @dataclass(frozen=True)
-class TimmAugment(ProgramOperation):
+class TimmAugment(Policy):
     """Policy of timm in its notation, such as ``rand-m9-mstd0.5-inc1``. In a loader's list the text alone is enough.
 
     The notation begins with ``rand`` (RandAugment), ``augmix``, or a learned policy: ``original``, ``originalr``,
@@ -247,31 +185,21 @@ class TimmAugment(ProgramOperation):
         UsageError: Text that timm does not know, numbers out of range, an unknown interpolation, or an invalid fill.
     """
 
+    interpolations = (*INTERPOLATIONS, "random")
     config: str
     fill: tuple[int, int, int] = (124, 116, 104)
     interpolation: str = "random"
 
     def __post_init__(self) -> None:
-        check_interpolation(self, self.interpolation, (*INTERPOLATIONS, "random"))
-        parse_fill(self, self.fill)
+        super().__post_init__()
         if not isinstance(self.config, str):
             raise UsageError(f"TimmAugment: config should be a policy in timm's notation, got {self.config!r}")
         _parse_notation(self.config)
 
     @property
-    def moves_pixels(self) -> bool:
-        """True: policies may contain shears, translations and rotations."""
-        return True
-
-    @property
     def mixes_places(self) -> bool:
         """True for augmix, whose chains warp an image in different ways."""
         return self.config.startswith("augmix")
-
-    @property
-    def possible_steps(self) -> Collection[tuple[Code, int]]:
-        """Saturation, which stands for all steps: it is refused for all images that a policy does not support."""
-        return [(Code.SATURATION, 0)]
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
         """Draws a chain of operations for each image; for augmix several chains, which are mixed."""
@@ -298,29 +226,28 @@ class TimmAugment(ProgramOperation):
         order = np.argsort(kinds, kind="stable")  # by kind, so that each kind is written at once
         order = order[np.searchsorted(kinds, 0, sorter=order) :]
         level = _draw_magnitudes(bits[2:4] * 2.0**-32, levels, plan).reshape(-1)[order] / _LEVELS
-        sign = np.where(bits[4] >= 1 << 31, -1.0, 1.0).reshape(-1)[order]
-        flags, drawn = self._draw_warp_flags(bits[5]).reshape(-1)[order], (bits[6] * 2.0**-32).reshape(-1)[order]
+        signs, ways, drawn = bits[4:].reshape(3, -1)[:, order]
+        signed, uniform = np.where(signs >= 1 << 31, -level, level), drawn * 2.0**-32
         kinds = kinds[order]
         cells = new_program(len(order), 1)[:, 0]
         cells["code"] = plan.codes[chosen.reshape(-1)[order]]
-        ends = np.searchsorted(kinds, np.arange(len(plan.writers)), "right").tolist()
-        for make, start, stop in zip(plan.writers, [0, *ends], ends, strict=False):
+        cells["flags"] = self._draw_warp_flags(ways) * (cells["code"] == Code.AFFINE)
+        ends = np.searchsorted(kinds, np.arange(len(plan.formulas)), "right").tolist()
+        for formula, start, stop in zip(plan.formulas, [0, *ends], ends, strict=False):
             if start < stop:
                 rows = slice(start, stop)
-                make(cells[rows], level[rows], sign[rows], size, flags[rows], drawn[rows])
+                parameters = cells["p"][rows]
+                for place, values in enumerate(formula(Magnitudes(level[rows], signed[rows], size, uniform[rows]))):
+                    if values is not None:
+                        parameters[:, place] = values
         program.reshape(-1)[order] = cells
         return program
 
-    def _draw_warp_flags(self, bits: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Packs interpolation and fill colour into the ``flags`` of warps, int32 in the shape of ``bits``."""
-        if self.interpolation == "random":
-            way: Any = 1 + (bits >> 31)  # the highest of 32 random bits: bilinear or bicubic
-        else:
-            way = np.full(bits.shape, INTERPOLATIONS.index(self.interpolation))
-        flags: NDArray[np.int32] = np.asarray(
-            pack_warp_flags(way.astype(np.int32), parse_fill(self, self.fill), "edge")
-        )
-        return flags.astype(np.int32)
+    def _draw_warp_flags(self, bits: NDArray[np.int64]) -> Any:
+        """Packs interpolation and fill colour into the ``flags`` of warps; ``bits`` are 32 random bits for each."""
+        # The highest bit chooses bilinear or bicubic.
+        way = 1 + (bits >> 31) if self.interpolation == "random" else INTERPOLATIONS.index(self.interpolation)
+        return pack_warp_flags(way, self.parse_fill(), "edge")
 
 
 @dataclass(eq=False)
@@ -355,14 +282,14 @@ class _PolicyPlan:
     learned: list[list[tuple[str, float, int]]] = field(default_factory=list)
 
     @cached_property
-    def writers(self) -> list[ParameterWriter]:
-        """Functions that write the parameters of this policy's operations, each listed once."""
+    def formulas(self) -> list[Formula]:
+        """Formulas of the parameters of this policy's operations, each listed once."""
         return list(dict.fromkeys(OPERATIONS[name][1] for name in self.operations))
 
     @cached_property
     def kinds(self) -> NDArray[np.int64]:
-        """Index in :attr:`writers` for each of :attr:`operations`."""
-        return np.array([self.writers.index(OPERATIONS[name][1]) for name in self.operations])
+        """Index in :attr:`formulas` for each of :attr:`operations`."""
+        return np.array([self.formulas.index(OPERATIONS[name][1]) for name in self.operations])
 
     @cached_property
     def codes(self) -> NDArray[np.int32]:

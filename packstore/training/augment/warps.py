@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
 from packstore.images.programs import INTERPOLATIONS, Code, Program, pack_warp_flags, step
-from packstore.training.augment.base import Size, check_interpolation, check_probability, parse_fill, parse_range
+from packstore.training.augment.base import Size, check_probability, parse_range
 from packstore.training.augment.program_operation import ProgramOperation
 from packstore.training.random_draws import Draws, chance, uniform
 
@@ -20,8 +20,6 @@ Range = tuple[float, float]
 
 Matrices = NDArray[np.float64]
 """``(B, 6)``: a, b, c, d, e, f. The pixel (x, y) of the result shows the source at (ax + by + c, dx + ey + f)."""
-
-_WARPED = INTERPOLATIONS[:2]
 
 
 def inverse_affine(
@@ -91,23 +89,53 @@ class RandomVerticalFlip(ProgramOperation):
         return step(len(draws), Code.FLIP, where=chance(draws, self.p, 0))
 
 
-class _WarpOperation(ProgramOperation):
-    """Operation that samples an image at transformed positions."""
+class WarpOperation(ProgramOperation):
+    """Operation that samples an image at transformed positions.
 
+    Attributes:
+        interpolations: Accepted values of the option ``interpolation``.
+        has_deep_fills: ``fill`` may also be one signed number of 24 bits, for images of more than 8 bits.
+    """
+
+    interpolations: ClassVar[tuple[str, ...]] = INTERPOLATIONS[:2]
+    has_deep_fills: ClassVar[bool] = True
     interpolation: str
     fill: Any
 
     def __post_init__(self) -> None:
-        check_interpolation(self, self.interpolation, _WARPED)
-        parse_fill(self, self.fill, deep=True)
+        if self.interpolation not in self.interpolations:
+            raise UsageError(
+                f"{type(self).__name__}: interpolation should be one of {', '.join(self.interpolations)}, got "
+                f"{self.interpolation!r}"
+            )
+        self.parse_fill()
 
     @property
     def moves_pixels(self) -> bool:
         return True
 
-    def _pack_interpolation_and_fill(self) -> int:
-        """Packs interpolation and fill colour into the ``flags`` of a warp."""
-        return int(pack_warp_flags(_WARPED.index(self.interpolation), parse_fill(self, self.fill, deep=True)))
+    @property
+    def warp_flags(self) -> int:
+        """Interpolation and fill colour, packed into the ``flags`` of a warp."""
+        return int(pack_warp_flags(INTERPOLATIONS.index(self.interpolation), self.parse_fill()))
+
+    def parse_fill(self) -> tuple[int, int, int] | None:
+        """Converts ``fill``, a number or three, to three rounded bytes; None stays None.
+
+        Raises :class:`UsageError` for other values.
+        """
+        values = (self.fill,) * 3 if isinstance(self.fill, int | float) else self.fill
+        if values is None:
+            return None
+        try:
+            red, green, blue = (round(value) for value in values)
+        except (TypeError, ValueError, OverflowError):
+            red, green, blue = -1, -1, 0
+        is_deep = self.has_deep_fills and red == green == blue and abs(red) < 1 << 23
+        if not is_deep and not (min(red, green, blue) >= 0 and max(red, green, blue) <= 255):
+            expected = "one number, or three bytes" if self.has_deep_fills else "a byte, 0 … 255, or three of them"
+            raise UsageError(f"{type(self).__name__}: fill should be {expected}, got {self.fill!r}")
+        return red, green, blue
 
     def _parse_angles(self, name: str, value: Any) -> Range:
         """Returns the range of a user's angles in degrees."""
@@ -129,7 +157,7 @@ class _WarpOperation(ProgramOperation):
 
 
 @dataclass(frozen=True)
-class RandomRotation(_WarpOperation):
+class RandomRotation(WarpOperation):
     """Rotates images by a random angle, as torchvision's ``RandomRotation`` without ``expand``.
 
     Args:
@@ -156,11 +184,11 @@ class RandomRotation(_WarpOperation):
         """Draws an angle for each image."""
         low, high = self._parse_angles("degrees", self.degrees)
         matrix = inverse_rotation(len(draws), uniform(draws, low, high, 0), self._relative_centre(self.center, size))
-        return step(len(draws), Code.AFFINE, *matrix.T, flags=self._pack_interpolation_and_fill())
+        return step(len(draws), Code.AFFINE, *matrix.T, flags=self.warp_flags)
 
 
 @dataclass(frozen=True)
-class RandomAffine(_WarpOperation):
+class RandomAffine(WarpOperation):
     """Rotates, translates, scales and shears images, as torchvision's ``RandomAffine``.
 
     Args:
@@ -224,11 +252,11 @@ class RandomAffine(_WarpOperation):
             (uniform(draws, *across, 4), uniform(draws, *down, 5)),
             self._relative_centre(self.center, size),
         )
-        return step(len(draws), Code.AFFINE, *matrix.T, flags=self._pack_interpolation_and_fill())
+        return step(len(draws), Code.AFFINE, *matrix.T, flags=self.warp_flags)
 
 
 @dataclass(frozen=True)
-class RandomPerspective(_WarpOperation):
+class RandomPerspective(WarpOperation):
     """Distorts images with probability ``p`` by moving their corners inwards, as torchvision's
     ``RandomPerspective``.
 
@@ -260,7 +288,7 @@ class RandomPerspective(_WarpOperation):
         ends = np.where([[0, 0], [1, 0], [1, 1], [0, 1]], corners - moved, corners + moved)
         return step(
             *(len(draws), Code.PERSPECTIVE, *_perspective_coefficients(corners, ends).T),
-            flags=self._pack_interpolation_and_fill(),
+            flags=self.warp_flags,
             where=chance(draws, self.p, 0),
         )
 
