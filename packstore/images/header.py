@@ -100,21 +100,13 @@ def check_cost(data: memoryview, width: int, height: int, max_pixels: int) -> No
     """Raises :class:`DecodeError` for more than ``max_pixels`` pixels. Raises it for a JPEG, too, with more scans than
     can be decoded in seconds."""
     check_size(width, height, max_pixels)
-    reason = excess_scans_message(data, width * height)
-    if reason is not None:
-        raise DecodeError(reason)
-
-
-def excess_scans_message(data: memoryview, pixels: int) -> str | None:
-    """Returns an error text for a JPEG with so many scans that decoding takes too long. Returns None for other files.
-
-    Each scan goes through all pixels, even with hardly a byte.
-    """
-    most = min(_MOST_SCANS, max(_SCANS_OF_LARGE, _SCANNED_PIXELS // max(1, pixels)))
+    # Each scan goes through all pixels, even with hardly a byte.
+    most = min(_MOST_SCANS, max(_SCANS_OF_LARGE, _SCANNED_PIXELS // max(1, width * height)))
     if bytes(data[:2]) != b"\xff\xd8" or len(data) < most * _SCAN_BYTES:
-        return None
+        return
     scans = bytes(data).count(b"\xff\xda")  # these two bytes do not occur within a scan
-    return f"a JPEG of {scans:,} scans, of at most {most} that an image of its size may have" if scans > most else None
+    if scans > most:
+        raise DecodeError(f"a JPEG of {scans:,} scans, of at most {most} that an image of its size may have")
 
 
 def no_such_frame(count: int, frame: int) -> DecodeError:

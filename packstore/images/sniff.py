@@ -14,48 +14,15 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from packstore.images.header import (
-    MAX_PIXELS,
-    Data,
-    HeaderError,
-    ImageInfo,
-    check_size,
-    excess_pixels_message,
-    too_many_values,
-)
+from packstore.images.header import MAX_PIXELS as MAX_PIXELS
+from packstore.images.header import Data
+from packstore.images.header import HeaderError as HeaderError
+from packstore.images.header import ImageInfo as ImageInfo
+from packstore.images.header import excess_pixels_message as excess_pixels_message
+from packstore.images.header import too_many_values as too_many_values
 
 if TYPE_CHECKING:
     from packstore.images.kinds.base import ImageFile
-
-__all__ = [
-    "CODESTREAM",
-    "IS_LFS_POINTER",
-    "KINDS",
-    "LFS_POINTER",
-    "MAX_PIXELS",
-    "RADIANCE",
-    "SUFFIXES",
-    "UNREAD_BYTES",
-    "UNREAD_SUFFIXES",
-    "Data",
-    "HeaderError",
-    "ImageInfo",
-    "Kind",
-    "begins_like_image",
-    "check_header",
-    "check_size",
-    "excess_pixels_message",
-    "find_kind",
-    "find_unread_file_kind",
-    "find_unread_kind",
-    "get_kind",
-    "image_suffix",
-    "max_file_bytes",
-    "sniff",
-    "too_many_values",
-    "unread_bits_message",
-    "unread_kind_message",
-]
 
 
 class Kind(NamedTuple):

@@ -19,6 +19,7 @@ KINDS = (".png", ".svg", ".pdf")
 COLORS = ("#0969da", "#e16f24", "#2da44e", "#8250df", "#bf3989", "#656d76")
 """Colours of the first series, the second …; people with colour blindness can distinguish them."""
 _INK, _GRID = "#1f2328", "#d8dee4"
+_ROW_INCHES = 3.2
 
 
 def check_chart(path: Path) -> None:
@@ -30,14 +31,12 @@ def check_chart(path: Path) -> None:
     _import_figure()
 
 
-def new_chart(
-    title: str, rows: int, columns: int = 1, *, width: float = 9, height: float = 3.2
-) -> tuple[Any, list[Any]]:
+def new_chart(title: str, rows: int, columns: int = 1, *, width: float = 9) -> tuple[Any, list[Any]]:
     """Creates an empty figure of ``rows`` x ``columns`` panels. Returns the figure and its axes, row by row.
 
-    ``width`` of the figure and ``height`` of a row are in inches. Raises :class:`UsageError` without matplotlib.
+    ``width`` of the figure is in inches. Raises :class:`UsageError` without matplotlib.
     """
-    figure = _import_figure()(figsize=(width, height * rows), layout="constrained")
+    figure = _import_figure()(figsize=(width, _ROW_INCHES * rows), layout="constrained")
     figure.suptitle(_escape(title), color=_INK, fontweight="bold", x=0.01, ha="left")
     axes = [*figure.subplots(rows, columns, squeeze=False).flat]
     for axis in axes:

@@ -23,23 +23,14 @@ from packstore.images.engine import get_engine
 from packstore.images.header import check_cost
 from packstore.images.kinds.jpeg import is_complete_jpeg
 from packstore.images.orientation import read_orientation, upright
-from packstore.images.reading import DECODERS, PLAIN, Reading, convert_pixels
+from packstore.images.reading import DECODERS as DECODERS
+from packstore.images.reading import PLAIN, Reading, convert_pixels
 from packstore.images.sniff import MAX_PIXELS, HeaderError, ImageInfo, find_kind, sniff
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = [
-    "DECODERS",
-    "MAX_PIXELS",
-    "TOLERANCE",
-    "Box",
-    "Buffer",
-    "Decoder",
-    "available_decoders",
-    "get_decoder",
-]
 
 Buffer = bytes | bytearray | memoryview
 """Bytes of an image file."""

@@ -12,27 +12,14 @@ from packstore.core.errors import DecodeError, SampleError, UsageError
 from packstore.core.manifest import Column, Normalization
 from packstore.core.modes import RGB, Mode
 from packstore.core.registry import ENCODINGS
-from packstore.images.encode.base import EncodedImage, Encoding, SourceImages
-from packstore.images.encode.options import (
-    GEOMETRY,
-    EncodeOptions,
-    check_encoding,
-    encodings_that_accept,
-    parse_size,
-)
+from packstore.images.encode.base import EncodedImage as EncodedImage
+from packstore.images.encode.base import Encoding as Encoding
+from packstore.images.encode.base import SourceImages as SourceImages
+from packstore.images.encode.options import EncodeOptions as EncodeOptions
+from packstore.images.encode.options import check_encoding
+from packstore.images.encode.options import parse_size as parse_size
 from packstore.images.resize import TooLargeError
 from packstore.images.sniff import HeaderError
-
-__all__ = [
-    "GEOMETRY",
-    "EncodeOptions",
-    "EncodedImage",
-    "Encoder",
-    "Encoding",
-    "SourceImages",
-    "encodings_that_accept",
-    "parse_size",
-]
 
 
 class Encoder:

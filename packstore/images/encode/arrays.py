@@ -90,8 +90,7 @@ class Floats(Encoding):
         asked = self.options.encoding == self.name  # else `original` of a source of floats
         self.normalization = self.options.normalization if asked else images.normalization
         if images.encoding.layout != "CHW":
-            self._check_channels()
-            self._normalize = _EncodingNormalizer(self.dtype, self.normalization, self.mode)
+            self._prepare_normalization()
         elif self.normalization != images.normalization:
             raise UsageError(
                 f"the source is normalised with {_describe_normalization(images.normalization)}, not with "
@@ -106,6 +105,16 @@ class Floats(Encoding):
         if source.layout == "CHW":
             return self.of_array(key, cast_floats(self.images.check_array(key, image), source.dtype, self.dtype))
         return self.of_array(key, self._normalize(self.images.pixels(key, image)))
+
+    def _normalize(self, pixels: NDArray[Any]) -> NDArray[Any]:
+        """Normalises pixels ``(H, W, C)`` to ``(C, H, W)``: looks up values of uint8 and uint16, computes others."""
+        if self._tables is not None:
+            return normalize(pixels, self._tables)
+        planes = pixels.transpose(2, 0, 1).astype(np.float32)
+        if pixels.dtype == np.int32 and not np.array_equal(planes.astype(np.int64), pixels.transpose(2, 0, 1)):
+            raise UsageError("float32 holds whole numbers up to 16,777,216, and some pixels are larger: use int32")
+        mean, std = self._mean_and_std
+        return from_float32((planes - mean) / std, self.dtype)
 
     def difference(self, expected: EncodedImage, found: memoryview) -> str | None:
         """Describes differences beyond rounding errors of float32, of the encoding, of decoding and of resizing.
@@ -122,15 +131,18 @@ class Floats(Encoding):
         limit = allowed / self.mode.white / std + arithmetic + self.half_ulp * (np.abs(wanted) + np.abs(values))
         return describe_value_difference(difference, limit, f"{float(np.max(limit)):.3g}")
 
-    def _check_channels(self) -> None:
-        """Raises :class:`UsageError` if the normalisation has another number of channels than the mode."""
-        channels = self.mode.channels
-        if self.normalization is not None and len(self.normalization.mean) != channels:
+    def _prepare_normalization(self) -> None:
+        """Computes what :meth:`_normalize` needs. Raises :class:`UsageError` for another number of channels."""
+        channels, given = self.mode.channels, self.normalization
+        if given is not None and len(given.mean) != channels:
             raise UsageError(
                 f"the images have {channels} channel{'s' if channels > 1 else ''} (mode {self.mode}), and the "
-                f"normalisation has {len(self.normalization.mean)}; give --normalize auto, none, or {channels} means "
-                "and standard deviations"
+                f"normalisation has {len(given.mean)}; give --normalize auto, none, or {channels} means and standard "
+                "deviations"
             )
+        self._mean_and_std = [np.array(each, np.float32)[:, None, None] for each in mean_and_std(given, channels)]
+        by_table = self.mode.dtype in _BY_TABLE
+        self._tables = normalization_tables(self.dtype, given, self.mode) if by_table else None
 
 
 class Float16(Floats):
@@ -152,30 +164,6 @@ class Float32(Floats):
 
     name = dtype = "float32"
     half_ulp = 2.0**-24
-
-
-class _EncodingNormalizer:
-    """Normalises pixels ``(H, W, C)`` to ``(C, H, W)`` of an encoding. Looks up values of uint8 and uint16, and
-    computes others.
-
-    Raises :class:`UsageError` for int32 values that float32 cannot represent, and for values beyond the encoding's
-    range."""
-
-    def __init__(self, encoding: str, normalization: Normalization | None, mode: Mode) -> None:
-        self._encoding = encoding
-        self._mean, self._std = (
-            np.array(each, np.float32)[:, None, None] for each in mean_and_std(normalization, mode.channels)
-        )
-        by_table = mode.dtype in _BY_TABLE
-        self._tables = normalization_tables(encoding, normalization, mode) if by_table else None
-
-    def __call__(self, pixels: NDArray[Any]) -> NDArray[Any]:
-        if self._tables is not None:
-            return normalize(pixels, self._tables)
-        planes = pixels.transpose(2, 0, 1).astype(np.float32)
-        if pixels.dtype == np.int32 and not np.array_equal(planes.astype(np.int64), pixels.transpose(2, 0, 1)):
-            raise UsageError("float32 holds whole numbers up to 16,777,216, and some pixels are larger: use int32")
-        return from_float32((planes - self._mean) / self._std, self._encoding)
 
 
 def normalization_tables(encoding: str, normalization: Normalization | None, mode: Mode = RGB) -> NDArray[Any]:

@@ -109,7 +109,7 @@ class Jpeg(Encoding):
         height, width, channels = pixels.shape
         if max(height, width) > MAX_SIDE:
             raise SampleError(key, f"{height}x{width} pixels are too many for a JPEG; shrink it with max-side")
-        return EncodedImage(self.encode_pixels(pixels), (height, width, channels))
+        return EncodedImage(encode_jpeg(pixels, self.options.quality), (height, width, channels))
 
     def _check_mode(self) -> None:
         """Raises :class:`UsageError` for modes other than RGB and L."""
@@ -118,10 +118,6 @@ class Jpeg(Encoding):
                 f"a JPEG does not hold images of mode {self.mode}; use --encoding original or {self.mode.dtype}, or "
                 "say with --mode RGB or L and --depth how they become 8 bits"
             )
-
-    def encode_pixels(self, pixels: Pixels) -> bytes:
-        """Encodes pixels at the quality of the options."""
-        return encode_jpeg(pixels, self.options.quality)
 
     def difference(self, expected: EncodedImage, found: memoryview) -> str | None:
         """Describes differences of decoded pixels beyond :data:`MEAN_TOLERANCE` and :data:`PATCH_TOLERANCES`. Returns

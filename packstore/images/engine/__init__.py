@@ -27,41 +27,15 @@ from numpy.typing import NDArray
 
 from packstore.core import compiled
 from packstore.core.columns import SEEK_INDEX, Column
-from packstore.core.compiled import DONE, engine_problem, require_library
+from packstore.core.compiled import DONE, require_library
+from packstore.core.compiled import engine_problem as engine_problem
 from packstore.core.errors import UsageError
-from packstore.images.engine.requests import (
-    MODES,
-    BufferAddresses,
-    OutputFormat,
-    Requests,
-    find_address,
-    list_addresses,
-)
+from packstore.images.engine.requests import MODES as MODES
+from packstore.images.engine.requests import BufferAddresses as BufferAddresses
+from packstore.images.engine.requests import OutputFormat as OutputFormat
+from packstore.images.engine.requests import Requests as Requests
+from packstore.images.engine.requests import find_address, list_addresses
 from packstore.images.programs import Program, check_programs
-
-__all__ = [
-    "MODES",
-    "MOST_SIDE",
-    "BufferAddresses",
-    "Engine",
-    "OutputFormat",
-    "Requests",
-    "augment",
-    "engine_problem",
-    "get_engine",
-    "index_values",
-    "is_plain_jpeg",
-    "list_names",
-    "make_indexes",
-    "permute_in_place",
-    "png_rows",
-    "read_files",
-    "reads_gray",
-    "scan_tar",
-    "stat_files",
-    "wants_index",
-]
-
 
 MOST_SIDE = 65500  # pixels, the limit of ``core/requests.h``
 _INDEX_SHARE, _INDEX_SPARE = 16, 64

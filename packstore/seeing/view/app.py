@@ -103,10 +103,10 @@ def _make_page_handler(name: str, media_type: str) -> Callable[[Request], Awaita
     return answer
 
 
-def _image_response(file: WebFile, kept_seconds: int = 3600) -> Response:
-    """Creates a response with an image, which the browser may cache for ``kept_seconds``."""
+def _image_response(file: WebFile) -> Response:
+    """Creates a response with an image, which the browser may cache for an hour."""
     # Safe to cache: the address contains the store's digest.
-    return Response(file.data, media_type=file.type, headers={"cache-control": f"private, max-age={kept_seconds}"})
+    return Response(file.data, media_type=file.type, headers={"cache-control": "private, max-age=3600"})
 
 
 def _json_response(content: Any, status: int = 200) -> Response:
