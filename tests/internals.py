@@ -189,7 +189,7 @@ if TYPE_CHECKING:
     from packstore.images.encode.files import encode_jpeg, encode_png, fits_png, worst_patch
     from packstore.images.engine import Engine, augment, make_indexes
     from packstore.images.engine.requests import _FIELDS, OutputFormat, Requests, _Form
-    from packstore.images.image_files import count_frames, decode, strip_metadata
+    from packstore.images.image_files import count_frames, decode, find_losses, strip_metadata
     from packstore.images.kinds import jpeg as jpeg_headers
     from packstore.images.kinds import tiff as tiff_directory
     from packstore.images.kinds.hdr import OpenExr
@@ -197,7 +197,6 @@ if TYPE_CHECKING:
     from packstore.images.kinds.jpeg import find_pictures, is_complete_jpeg, without_metadata
     from packstore.images.kinds.png import decode_png
     from packstore.images.kinds.tiff import list_tiff_pages
-    from packstore.images.losses import find_losses
     from packstore.images.masks import class_color, decode_mask, make_mask_file, read_mask_header
     from packstore.images.orientation import (
         map_to_stored_box,

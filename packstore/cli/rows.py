@@ -218,7 +218,7 @@ def format_conversions(unified: Mapping[str, int]) -> list[str]:
 
     A line for each conversion: ``12 gray images: all channels are equal``.
     """
-    from packstore.images.losses import UNIFIED
+    from packstore.images.image_files import UNIFIED
 
     named = ((count, *UNIFIED[name]) for name, count in unified.items())
     return [f"{pluralize(count, one, several)}: {way}" for count, one, several, way in named]

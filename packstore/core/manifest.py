@@ -428,7 +428,7 @@ class Tally:
         source_bytes: Their bytes in the source.
         skipped: Samples left out by policy.
         counted: Number of records by option of the manifest: ``exif_oriented``, or a conversion from another mode
-            without loss (:data:`packstore.images.losses.UNIFIED`).
+            without loss (:data:`packstore.images.image_files.UNIFIED`).
         palette: Number of PNG files with a palette, by class number as text; class 0 without labels.
         kept: Number of progressive JPEG files that could not be made baseline and were kept unchanged, by reason.
     """

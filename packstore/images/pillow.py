@@ -33,7 +33,7 @@ _PILLOW = {
 }  # fmt: skip
 """The mode as which an image of Pillow's mode is read."""
 CONVERTED = {"CMYK": "cmyk_to_rgb", "LAB": "lab_to_rgb", "YCbCr": "ycbcr_to_rgb", "HSV": "hsv_to_rgb"}
-"""Name in :data:`packstore.images.losses.UNIFIED` of the conversion of an image of Pillow's mode to RGB."""
+"""Name in :data:`packstore.images.image_files.UNIFIED` of the conversion of an image of Pillow's mode to RGB."""
 _WITH_ALPHA = {"L": "LA", "RGB": "RGBA"}
 ORIENTATION = 274
 _warnings_lock = threading.Lock()
@@ -230,7 +230,7 @@ def find_equivalent_mode(name: str, has_alpha: bool) -> Mode:
 def pillow_conversions(image: Any) -> tuple[str, ...]:
     """Names what :func:`pixels_of_pillow` does to a Pillow image: converted colours, and further frames left out.
 
-    The names are those of :data:`packstore.images.losses.UNIFIED`. Empty for most images."""
+    The names are those of :data:`packstore.images.image_files.UNIFIED`. Empty for most images."""
     conversions = [CONVERTED[image.mode]] if image.mode in CONVERTED else []
     with suppress(Exception):  # of a damaged file: it has no further frames to read
         if getattr(image, "n_frames", 1) > 1:

@@ -21,7 +21,7 @@ from packstore.core.options import argument, option, progress_option, take_optio
 from packstore.core.progress import ProgressCallback, no_progress, progress_callback
 from packstore.core.registry import import_and_call
 from packstore.core.urls import check_paths, location
-from packstore.images.losses import UNIFIED
+from packstore.images.image_files import UNIFIED
 from packstore.images.orientation import readers_transpose
 from packstore.packing import ConvertOptions
 from packstore.packing.encoding import EXIF_ORIENTED
@@ -88,7 +88,7 @@ class ConvertReport:
     @property
     def unified(self) -> Mapping[str, int]:
         """Number of images of other modes converted to the store's without loss, by kind of conversion
-        (:data:`packstore.images.losses.UNIFIED`)."""
+        (:data:`packstore.images.image_files.UNIFIED`)."""
         return read_conversion_counts(self.manifest)
 
     @property

@@ -22,7 +22,7 @@ from packstore.core.errors import (
 from packstore.core.modes import RGB
 from packstore.core.registry import ENCODINGS
 from packstore.images.encode import EncodeOptions
-from packstore.images.losses import PixelLossError, examine_losses, exceeds_rgb, losses_error
+from packstore.images.image_files import PixelLossError, examine_losses, exceeds_rgb, losses_error
 from packstore.images.orientation import read_orientation
 from packstore.images.reading import OF_SOURCES, PLAIN, Reading
 from packstore.images.sniff import HeaderError, ImageInfo, sniff
@@ -69,7 +69,7 @@ class HeaderSurvey:
         lossy: Number of images that would lose something.
         losses: Number of these by loss: ``depth``, ``frames``, ``channels``, ``alpha``.
         first: Key of the first such image, and its losses in words.
-        unified: Number of images by conversion, see :data:`packstore.images.losses.UNIFIED`.
+        unified: Number of images by conversion, see :data:`packstore.images.image_files.UNIFIED`.
         oriented: Number of images whose EXIF orientation asks for a rotation or flip.
         examples: Some images of each kind, depth, number of channels and losses.
     """

@@ -13,7 +13,7 @@ from packstore.core.errors import DecodeError, SampleError, UsageError, printabl
 from packstore.core.modes import RGB
 from packstore.core.registry import ENCODINGS
 from packstore.images.encode import EncodeOptions, SourceImages
-from packstore.images.losses import examine_losses
+from packstore.images.image_files import examine_losses
 from packstore.images.reading import Reading
 from packstore.images.sniff import HeaderError, ImageInfo, check_header
 from packstore.packing import ConvertOptions

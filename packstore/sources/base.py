@@ -244,7 +244,7 @@ class Sample(NamedTuple):
         key: Its key, if it is known only after reading; None for the entry's key.
         at_rest: The values already are in stored form, companions included.
         number: Index in its split, in sources that are Python datasets; else None.
-        unified: Conversions of its images by the source, see :data:`packstore.images.losses.UNIFIED`.
+        unified: Conversions of its images by the source, see :data:`packstore.images.image_files.UNIFIED`.
         relative: The source has multiplied fractions with the sides of the upright image to get coordinates.
         stated_size: Width and height of the image that the source states without a column for them; else None.
         upright_values: Values of columns that differ from those in :attr:`values` if the source counts in the upright

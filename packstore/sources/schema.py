@@ -82,7 +82,7 @@ class NamedSample(NamedTuple):
         key: Its own key; None without one.
         values: Values as the user gave them, or after :meth:`Schema.to_plain`.
         nbytes: Estimated memory of the values.
-        unified: Conversions of its images to the modes of their fields, see :data:`packstore.images.losses.UNIFIED`.
+        unified: Conversions of its images to the modes of their fields: :data:`packstore.images.image_files.UNIFIED`.
         marks: Its values without a field, by the attribute of :class:`packstore.sources.base.Sample`.
     """
 

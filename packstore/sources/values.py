@@ -22,7 +22,7 @@ from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Images, Jso
 from packstore.core.files import open_regular
 from packstore.core.modes import DTYPES, RGB, Mode, mode_of, parse_mode
 from packstore.images.encode import EncodeOptions
-from packstore.images.losses import find_losses
+from packstore.images.image_files import find_losses
 from packstore.images.reading import Reading, convert_pixels
 from packstore.images.sniff import begins_like_image, check_header
 from packstore.sources.listing import IMAGE_SUFFIXES
@@ -148,8 +148,8 @@ def convert_image(value: Any, mode: str | None) -> tuple[NDArray[Any], tuple[str
     """Converts the pixels of an image to a mode, or to RGB for None; gray can become any mode with colours.
 
     Returns pixels ``(H, W, C)``, or ``(C, H, W)`` for floating point, and names in
-    :data:`packstore.images.losses.UNIFIED`. These are that of gray that becomes colour, and for a Pillow image those of
-    colours that are converted and frames that are left out.
+    :data:`packstore.images.image_files.UNIFIED`. These are that of gray that becomes colour, and for a Pillow image
+    those of colours that are converted and frames that are left out.
 
     Raises :class:`ValueError` for another dtype or number of channels, and for no pixels.
     """

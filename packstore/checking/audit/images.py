@@ -18,7 +18,7 @@ from packstore.core.columns import Buffer, find_file_columns
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UnreachableError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.images.decoders import Decoder
-from packstore.images.losses import find_losses
+from packstore.images.image_files import find_losses
 from packstore.images.masks import decode_mask, read_mask_header
 from packstore.images.orientation import read_orientation, readers_transpose, swaps_sides
 from packstore.images.perceptual import CROPS, SIDE, WHOLE, hash_windows, shrink_to_side, to_grey

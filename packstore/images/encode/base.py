@@ -18,7 +18,7 @@ from packstore.core.modes import RGB, Mode
 from packstore.images.decoders import TOLERANCE, Decoder, get_decoder
 from packstore.images.encode.options import GEOMETRY, EncodeOptions
 from packstore.images.engine import is_plain_jpeg
-from packstore.images.losses import examine_losses, losses_error
+from packstore.images.image_files import decode, decode_rgb, examine_losses, losses_error
 from packstore.images.orientation import read_orientation, swaps_sides
 from packstore.images.reading import convert_pixels
 from packstore.images.resize import Pixels, compute_limited_size, resize_to_fit, shrink_to_limits, target_size
@@ -41,7 +41,7 @@ class EncodedImage(NamedTuple):
         shape: ``(height, width, channels)`` of the pixels if they are known, else None.
         kept: Reason why the file was stored unchanged though the options ask to rewrite it; else None.
         oriented: The EXIF orientation of the source's file asks for a rotation or flip.
-        unified: Names of conversions from another mode, see :class:`packstore.images.losses.LossReport`.
+        unified: Names of conversions from another mode, see :class:`packstore.images.image_files.LossReport`.
     """
 
     record: Buffer
@@ -121,21 +121,17 @@ class SourceImages:
                 raise HeaderError(f"has {'; and '.join(examined.losses.values())}")
             raise losses_error(key, examined.losses, reading)
         if examined is not None and any(name.endswith("_by_pillow") for name in examined.unified):
-            from packstore.images.image_files import decode_rgb
-
             decode_rgb(memoryview(image), options.max_pixels)  # not every file that packstore reads
         elif not kind.plugin[0] or (examined is not None and not examined.is_certain):
             # The header does not tell if such a file is complete and if the mode can represent its values.
-            from packstore.images.image_files import decode
-
             decode(memoryview(image), options.max_pixels)
         _thread.latest = image, info
         _thread.unified = () if examined is None else examined.unified
         return image, info
 
     def last_conversions(self) -> tuple[str, ...]:
-        """Returns the conversions, names in :data:`packstore.images.losses.UNIFIED`, of the file that this thread has
-        checked last.
+        """Returns the conversions of the file that this thread has checked last: names in
+        :data:`packstore.images.image_files.UNIFIED`.
 
         Empty if that file needs none, and if checks are off."""
         conversions: tuple[str, ...] = getattr(_thread, "unified", ()) if self.options.check != "none" else ()

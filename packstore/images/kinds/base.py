@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from packstore.images.pillow import OpenImage
 
 GRAY_TO_COLOUR = ("gray_to_colour",)
-"""Conversions, names in :data:`packstore.images.losses.UNIFIED`, of a gray file that is read as RGB."""
+"""Conversions, names in :data:`packstore.images.image_files.UNIFIED`, of a gray file that is read as RGB."""
 
 
 class Frames(NamedTuple):
@@ -49,8 +49,8 @@ class ImageDescription(NamedTuple):
         frames: Number of frames; for a TIFF, of its pages without smaller versions of other pages.
         transparent: Some pixel of the described frame is not opaque.
         is_certain: The mode can represent every value. If False, the caller must compare the values after decoding.
-        converted: Name in :data:`packstore.images.losses.UNIFIED` of what a report mentions; None for nothing. It is a
-            conversion to RGB of colours that no mode has, inverted gray, colours multiplied by alpha, or further
+        converted: Name in :data:`packstore.images.image_files.UNIFIED` of what a report mentions; None for nothing. It
+            is a conversion to RGB of colours that no mode has, inverted gray, colours multiplied by alpha, or further
             pictures that are not read.
         colours: Name of colours that are not RGB and are not converted, such as ``Lab``; None for RGB and gray.
     """
@@ -100,7 +100,8 @@ class ImageFile(ABC):
 
     @staticmethod
     def find_conversion_to_rgb(data: Data, info: ImageInfo) -> tuple[str, ...] | None:
-        """Returns the conversions, names in :data:`packstore.images.losses.UNIFIED`, of a file that is read as RGB.
+        """Returns the conversions of a file that is read as RGB: names in
+        :data:`packstore.images.image_files.UNIFIED`.
 
         Returns None if the file may have more bits, alpha or frames, and if the header does not tell. ``data`` is the
         file, or its beginning."""
