@@ -287,13 +287,12 @@ if TYPE_CHECKING:
     from packstore.seeing.sheet_options import SheetOptions
     from packstore.seeing.view import images, site
     from packstore.seeing.view.app import make_app
-    from packstore.seeing.view.findings import read_findings
     from packstore.seeing.view.images import BrowserImages
     from packstore.seeing.view.query import count_classes
     from packstore.seeing.view.record import describe_record
     from packstore.seeing.view.serve import serve_page
     from packstore.seeing.view.server import Guard, Server
-    from packstore.seeing.view.site import Site
+    from packstore.seeing.view.site import Site, read_findings
     from packstore.sources import answers, archives, folder_names, inflating, remote, tree
     from packstore.sources.annotation_formats import beside
     from packstore.sources.annotation_formats.parsing import load_xml

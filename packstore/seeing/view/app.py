@@ -20,12 +20,11 @@ from packstore.core.errors import DecodeError, PackstoreError, StoreError, Usage
 from packstore.core.findings import list_kinds
 from packstore.core.registry import FORMATS
 from packstore.seeing.facts import find_class_column, is_damage, locate_in_split, shown_columns
-from packstore.seeing.view.findings import verify_and_mark
 from packstore.seeing.view.images import SIDES, WebFile, color_mask, encode_png, list_values, printable_key, read_mask
 from packstore.seeing.view.query import MEASURES, NO_CLASS, SORTS, Query, count_classes, parse_number, summarize_images
 from packstore.seeing.view.record import describe_loaded, describe_record
 from packstore.seeing.view.server import Guard
-from packstore.seeing.view.site import Job, NotThereError, Site
+from packstore.seeing.view.site import Job, NotThereError, Site, verify_and_mark
 from packstore.stores import Reader
 
 PAGE = {

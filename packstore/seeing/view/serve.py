@@ -13,7 +13,6 @@ from pathlib import Path
 
 from packstore.core.errors import UsageError
 from packstore.images.reading import Window, check_window
-from packstore.seeing.view.findings import read_findings
 from packstore.stores import open_store
 
 _HOST = "127.0.0.1"
@@ -56,7 +55,7 @@ def serve_page(
             raise UsageError(f"packstore view needs {name}: pip install 'packstore[view]'") from None
     from packstore.seeing.view.app import make_app
     from packstore.seeing.view.server import Server
-    from packstore.seeing.view.site import Site
+    from packstore.seeing.view.site import Site, read_findings
 
     with open_store(path) as reader, closing(_open_listener(port)) as listener:
         findings = read_findings(audit, verified, reader.manifest)
