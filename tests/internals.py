@@ -388,7 +388,7 @@ if TYPE_CHECKING:
     from packstore.stores.export_manifest import MANIFEST_FILE as EXPORT_MANIFEST_FILE
     from packstore.stores.folder import Shards
     from packstore.stores.format import FileWriter, Format, encode_manifest, parse_manifest
-    from packstore.stores.hdf5 import writer as hdf5_store
+    from packstore.stores.hdf5 import store as hdf5_store
     from packstore.stores.hdf5.file import hash_lookup3
     from packstore.stores.linked import list_linked_files
     from packstore.stores.lmdb import writer

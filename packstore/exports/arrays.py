@@ -31,7 +31,7 @@ from packstore.core.files import beyond_standard_streams, sync_file_system
 from packstore.core.manifest import Manifest
 from packstore.exports.base import BLOCK_BYTES, Export, Record, can_be_strings, name_folder, name_shard
 from packstore.stores.export_manifest import MANIFEST_FILE, ROWS_FILE, ExportManifest, ExportShard
-from packstore.stores.hdf5.writer import FailureHidingFile
+from packstore.stores.hdf5.store import FailureHidingFile
 
 IMAGES, OFFSETS, SHAPES, CLASSES = "images", "images_offsets", "images_shape", "class_names"
 _RESERVED = {IMAGES, OFFSETS, SHAPES, CLASSES, "labels"}

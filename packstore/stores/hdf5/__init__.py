@@ -16,10 +16,10 @@ class Hdf5(Format):
     quick_read_back = True
 
     open = import_and_call("packstore.stores.hdf5.store:Hdf5Part")
-    new_writer = import_and_call("packstore.stores.hdf5.writer:Hdf5Writer")
+    new_writer = import_and_call("packstore.stores.hdf5.store:Hdf5Writer")
     read_manifest = import_and_call("packstore.stores.hdf5.store:read_manifest")
-    open_partial_file = import_and_call("packstore.stores.hdf5.writer:open_partial_file")
-    scavenge = import_and_call("packstore.stores.hdf5.writer:scavenge")
+    open_partial_file = import_and_call("packstore.stores.hdf5.store:open_partial_file")
+    scavenge = import_and_call("packstore.stores.hdf5.store:scavenge")
 
 
 FORMAT = Hdf5()
