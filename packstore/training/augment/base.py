@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from packstore.core.errors import UsageError
 from packstore.core.manifest import Column, Normalization
 from packstore.core.options import show_value
 from packstore.images.sniff import MAX_PIXELS
-from packstore.training.arguments import CheckedArguments
+from packstore.training.arguments import CheckedArguments, parse_numbers
 from packstore.training.random_draws import Array, Draws
 
 Size = tuple[int, int]
@@ -154,7 +155,7 @@ class Operation(CheckedArguments, ABC):
 
         Returns None if results may differ in size. ``size`` is None for images of unknown or different sizes.
         """
-        return size
+        return None if self.gives_sizes else size
 
     @property
     def moves_pixels(self) -> bool:
@@ -346,14 +347,11 @@ def check_padding(operation: GeometricOperation, edges: tuple[int, int, int, int
         )
 
 
-def check_sampling(operation: GeometricOperation, interpolation: Any, antialias: Any) -> None:
-    """Raises :class:`UsageError` for an unknown ``interpolation``, or an ``antialias`` that is not a bool."""
-    known = (*SAMPLINGS[:5], "random")
-    name = type(operation).__name__
-    if interpolation not in known:
-        raise UsageError(f"{name}: interpolation should be one of {', '.join(known)}, got {interpolation!r}")
-    if not isinstance(antialias, bool):
-        raise UsageError(f"{name}: antialias should be True or False, got {antialias!r}")
+def check_padding_mode(operation: GeometricOperation, mode: Any) -> None:
+    """Raises :class:`UsageError` unless ``mode`` is a :data:`PaddingMode`."""
+    if mode not in get_args(PaddingMode):
+        modes = ", ".join(get_args(PaddingMode))
+        raise UsageError(f"{type(operation).__name__}: padding_mode should be one of {modes}, got {mode!r}")
 
 
 def check_probability(operation: Any, p: Any) -> None:
@@ -375,6 +373,15 @@ def parse_range(operation: Any, name: str, pair: Any, low: float, high: float) -
             f"{type(operation).__name__}: {name} should be (least, most) within {low:g} … {high:g}, got {pair!r}"
         )
     return float(values[0]), float(values[1])
+
+
+def parse_positive_range(operation: Any, name: str, pair: Any) -> tuple[float, float]:
+    """Returns a user's pair of positive, ascending numbers as floats. Raises :class:`UsageError` for anything else."""
+    title = f"{type(operation).__name__}: {name}"
+    numbers = parse_numbers(title, pair)
+    if len(numbers) != 2 or not 0 < numbers[0] <= numbers[1] < math.inf:
+        raise UsageError(f"{title} should be (low, high), 0 < low <= high, got {numbers}")
+    return numbers[0], numbers[1]
 
 
 def is_channels_last(images: Tensor) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -122,13 +121,14 @@ class _WithProbability(_ColourOperation):
     def __post_init__(self) -> None:
         check_probability(self, self.p)
 
-    @abstractmethod
-    def _build_step(self, count: int, where: Any) -> Program:
-        """Builds a program of one step, which runs on images with true ``where`` ``(count,)``."""
+    @property
+    def parameters(self) -> tuple[float, ...]:
+        """Parameters of the step. By default none."""
+        return ()
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
-        """Draws which images the operation runs on."""
-        return self._build_step(len(draws), chance(draws, self.p, 0))
+        """Draws which images the step runs on."""
+        return step(len(draws), self.codes[0], *self.parameters, where=chance(draws, self.p, 0))
 
 
 @dataclass(frozen=True)
@@ -142,9 +142,6 @@ class RandomGrayscale(_WithProbability):
     codes = (Code.GRAY,)
     p: float = 0.1
 
-    def _build_step(self, count: int, where: Any) -> Program:
-        return step(count, Code.GRAY, where=where)
-
 
 @dataclass(frozen=True)
 class RandomInvert(_WithProbability):
@@ -156,9 +153,6 @@ class RandomInvert(_WithProbability):
 
     codes = (Code.INVERT,)
     p: float = 0.5
-
-    def _build_step(self, count: int, where: Any) -> Program:
-        return step(count, Code.INVERT, where=where)
 
 
 @dataclass(frozen=True)
@@ -178,8 +172,9 @@ class RandomPosterize(_WithProbability):
         if isinstance(self.bits, bool) or not isinstance(self.bits, int) or not 0 <= self.bits <= 8:
             raise UsageError(f"RandomPosterize: bits should be 0 … 8, got {self.bits!r}")
 
-    def _build_step(self, count: int, where: Any) -> Program:
-        return step(count, Code.POSTERIZE, self.bits, where=where)
+    @property
+    def parameters(self) -> tuple[float, ...]:
+        return (self.bits,)
 
 
 @dataclass(frozen=True)
@@ -201,8 +196,9 @@ class RandomSolarize(_WithProbability):
         if not 0 <= self.threshold <= 255:
             raise UsageError(f"RandomSolarize: threshold should be 0 … 255, got {self.threshold!r}")
 
-    def _build_step(self, count: int, where: Any) -> Program:
-        return step(count, Code.SOLARIZE, self.threshold, where=where)
+    @property
+    def parameters(self) -> tuple[float, ...]:
+        return (self.threshold,)
 
 
 @dataclass(frozen=True)
@@ -216,9 +212,6 @@ class RandomAutocontrast(_WithProbability):
     codes = (Code.AUTOCONTRAST,)
     p: float = 0.5
 
-    def _build_step(self, count: int, where: Any) -> Program:
-        return step(count, Code.AUTOCONTRAST, where=where)
-
 
 @dataclass(frozen=True)
 class RandomEqualize(_WithProbability):
@@ -230,9 +223,6 @@ class RandomEqualize(_WithProbability):
 
     codes = (Code.EQUALIZE,)
     p: float = 0.5
-
-    def _build_step(self, count: int, where: Any) -> Program:
-        return step(count, Code.EQUALIZE, where=where)
 
 
 @dataclass(frozen=True)
@@ -254,8 +244,9 @@ class RandomAdjustSharpness(_WithProbability):
                 f"RandomAdjustSharpness: sharpness_factor should be 0 … {MOST_FACTOR:g}, got {self.sharpness_factor!r}"
             )
 
-    def _build_step(self, count: int, where: Any) -> Program:
-        return step(count, Code.SHARPNESS, self.sharpness_factor, where=where)
+    @property
+    def parameters(self) -> tuple[float, ...]:
+        return (self.sharpness_factor,)
 
 
 @dataclass(frozen=True)

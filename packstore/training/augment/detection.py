@@ -13,7 +13,7 @@ from torch import Tensor
 
 from packstore.core.errors import UsageError
 from packstore.training.arguments import parse_numbers
-from packstore.training.augment.base import Crops, GeometricOperation, Size, check_probability, parse_range, where
+from packstore.training.augment.base import Crops, GeometricOperation, check_probability, parse_range, where
 from packstore.training.random_draws import Draws, to_float64, to_int64
 
 
@@ -37,10 +37,6 @@ class _ImageByImage(GeometricOperation):
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         """Raises :class:`UsageError`: a loader runs this operation image by image."""
         raise UsageError(f"{self!r} gives images different sizes, so a loader has to run it image by image")
-
-    def size_after(self, size: Size | None) -> Size | None:
-        """Returns None: images get different sizes."""
-        return None
 
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
         """Returns False: these operations run image by image."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from packstore.core.errors import UsageError
 from packstore.images.programs import Code, Program, step
-from packstore.training.arguments import parse_numbers
 from packstore.training.augment.base import (
     SAMPLINGS,
     Crops,
@@ -21,9 +19,10 @@ from packstore.training.augment.base import (
     PaddingMode,
     Size,
     check_padding,
+    check_padding_mode,
     check_probability,
-    check_sampling,
     join_columns,
+    parse_positive_range,
     parse_size,
     unmirror_left,
     where,
@@ -33,28 +32,52 @@ from packstore.training.augment.resample import crop_and_resize, resize
 from packstore.training.random_draws import MASK, Array, Draws, log_uniform, pick_attempt, to_float64, to_int64
 
 
-def sampling_indices(interpolation: str, antialias: bool) -> set[int]:
-    """Returns the indices in :data:`SAMPLINGS` that an interpolation may use: two for ``"random"``, else one."""
-    plain = {} if antialias else {"bilinear": "plain bilinear", "bicubic": "plain bicubic"}
-    names = ("bilinear", "bicubic") if interpolation == "random" else (interpolation,)
-    return {SAMPLINGS.index(plain.get(name, name)) for name in names}
+class ResizingOperation(GeometricOperation):
+    """Geometric operation that resizes images, by an interpolation that may be drawn for each image.
 
-
-def draw_sampling(operation: GeometricOperation, draws: Draws, draw: int) -> Array | None:
-    """Returns the interpolation of each image, ``(B,)``: indices in :data:`SAMPLINGS`. None if all are bilinear.
-
-    Draws them if the operation has two.
+    Attributes:
+        interpolation: One of the first five of :data:`SAMPLINGS`, or ``"random"`` for bilinear or bicubic.
+        antialias: Widen bilinear and bicubic filters by the factor that images shrink.
     """
-    numbers = sorted(operation.samplings)
-    if numbers == [0]:
-        return None
-    if len(numbers) == 1:
-        return draws.records * 0 + numbers[0]
-    return numbers[0] + draws.integers(2, draw) * (numbers[1] - numbers[0])
+
+    resizes: ClassVar[bool] = True
+    interpolation: str
+    antialias: bool
+
+    def check_interpolation(self) -> None:
+        """Raises :class:`UsageError` for an unknown ``interpolation``, or an ``antialias`` that is not a bool."""
+        known = (*SAMPLINGS[:5], "random")
+        name = type(self).__name__
+        if self.interpolation not in known:
+            raise UsageError(f"{name}: interpolation should be one of {', '.join(known)}, got {self.interpolation!r}")
+        if not isinstance(self.antialias, bool):
+            raise UsageError(f"{name}: antialias should be True or False, got {self.antialias!r}")
+
+    @property
+    def samplings(self) -> set[int]:
+        plain = {} if self.antialias else {"bilinear": "plain bilinear", "bicubic": "plain bicubic"}
+        names = ("bilinear", "bicubic") if self.interpolation == "random" else (self.interpolation,)
+        return {SAMPLINGS.index(plain.get(name, name)) for name in names}
+
+    def draw_sampling(self, draws: Draws, draw: int) -> Array | None:
+        """Returns the interpolation of each image, ``(B,)``: indices in :data:`SAMPLINGS`. None if all are bilinear.
+
+        Draws them if the operation has two.
+        """
+        numbers = sorted(self.samplings)
+        if numbers == [0]:
+            return None
+        if len(numbers) == 1:
+            return draws.records * 0 + numbers[0]
+        return numbers[0] + draws.integers(2, draw) * (numbers[1] - numbers[0])
+
+    def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
+        """Tells if all operations before this one are flips. A resize cannot follow a crop or another resize."""
+        return all(op.mirrors for op in before)
 
 
 @dataclass(frozen=True)
-class Resize(GeometricOperation):
+class Resize(ResizingOperation):
     """Resizes images, as torchvision's ``Resize``.
 
     Args:
@@ -71,10 +94,8 @@ class Resize(GeometricOperation):
     interpolation: str = "bilinear"
     antialias: bool = True
 
-    resizes: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
-        check_sampling(self, self.interpolation, self.antialias)
+        self.check_interpolation()
         pair = parse_size(self.size, "Resize")
         if not isinstance(self.size, int):
             object.__setattr__(self, "size", pair)
@@ -82,7 +103,7 @@ class Resize(GeometricOperation):
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         size = self.size_after((images.shape[-2], images.shape[-1]))
         assert size is not None
-        sampling = draw_sampling(self, draws, 0)
+        sampling = self.draw_sampling(draws, 0)
         if sampling is None:
             return resize(images, size)
         whole = torch.stack([draws.records * 0 + n for n in (0, 0, *images.shape[-2:])], 1)
@@ -103,10 +124,6 @@ class Resize(GeometricOperation):
             return max(1, int(self.size * height / width)), self.size
         return self.size, max(1, int(self.size * width / height))
 
-    def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
-        """Tells if all operations before this one are flips. A resize cannot follow a crop or another resize."""
-        return all(op.mirrors for op in before)
-
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
         """Returns crops that resize the visible box of ``crops``. Draws only a ``"random"`` interpolation.
 
@@ -123,11 +140,7 @@ class Resize(GeometricOperation):
             size = join_columns([where(upright, tall, shorter), where(upright, shorter, wide)]).clip(1)
         else:
             size = join_columns([height * 0 + self.size[0], height * 0 + self.size[1]])
-        return Crops(box, size, join_columns([size * 0, size]), crops.flip, sampling=draw_sampling(self, draws, 0))
-
-    @property
-    def samplings(self) -> set[int]:
-        return sampling_indices(self.interpolation, self.antialias)
+        return Crops(box, size, join_columns([size * 0, size]), crops.flip, sampling=self.draw_sampling(draws, 0))
 
 
 @dataclass(frozen=True)
@@ -222,9 +235,7 @@ class RandomCrop(FixedSizeOperation):
         if not isinstance(self.padding, int) or self.padding < 0:
             raise UsageError(f"RandomCrop: padding should be an integer of at least 0, got {self.padding!r}")
         check_padding(self, (self.padding,) * 4)
-        if self.padding_mode not in get_args(PaddingMode):
-            modes = ", ".join(get_args(PaddingMode))
-            raise UsageError(f"RandomCrop: padding_mode should be one of {modes}, got {self.padding_mode!r}")
+        check_padding_mode(self, self.padding_mode)
 
     def __call__(self, images: Tensor, draws: Draws, flip: Tensor | None = None) -> Tensor:
         """Crops the images. Mirrors the crops with true ``flip``, bool ``(B,)``."""
@@ -312,7 +323,7 @@ class RandomCrop(FixedSizeOperation):
 
 
 @dataclass(frozen=True)
-class RandomResizedCrop(FixedSizeOperation):
+class RandomResizedCrop(FixedSizeOperation, ResizingOperation):
     """Crops a box of random area and aspect ratio, and resizes it, as torchvision's ``RandomResizedCrop``.
 
     Args:
@@ -331,25 +342,16 @@ class RandomResizedCrop(FixedSizeOperation):
     interpolation: str = "bilinear"
     antialias: bool = True
 
-    resizes: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
-        check_sampling(self, self.interpolation, self.antialias)
+        self.check_interpolation()
         super().__post_init__()
         for name in ("scale", "ratio"):
-            pair = parse_numbers(f"RandomResizedCrop: {name}", getattr(self, name))
-            if len(pair) != 2 or not 0 < pair[0] <= pair[1] < math.inf:
-                raise UsageError(f"RandomResizedCrop: {name} should be (low, high), 0 < low <= high, got {pair}")
-            object.__setattr__(self, name, pair)
+            object.__setattr__(self, name, parse_positive_range(self, name, getattr(self, name)))
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         whole = torch.stack([draws.records * 0 + n for n in images.shape[-2:]], 1)
         crops = self.plan_crops(Crops.full(whole), draws)
         return crop_and_resize(images, crops.box, self._size_pair, crops.sampling)
-
-    def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
-        """Tells if all operations before this one are flips. A resize cannot follow a crop or another resize."""
-        return all(op.mirrors for op in before)
 
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
         """Draws a box of each image as torchvision's ``get_params`` does, in float64.
@@ -379,7 +381,7 @@ class RandomResizedCrop(FixedSizeOperation):
         boxes = join_columns(
             [box[:, 0] + top, box[:, 1] + unmirror_left(left, columns, width, crops.flip), rows, columns]
         )
-        sampling = draw_sampling(self, draws, 2 * _ATTEMPTS + 2)
+        sampling = self.draw_sampling(draws, 2 * _ATTEMPTS + 2)
         return Crops(boxes, size, join_columns([size * 0, size]), crops.flip, sampling=sampling)
 
     def _draw_fitting_sizes(
@@ -396,10 +398,6 @@ class RandomResizedCrop(FixedSizeOperation):
         # If none fits, argmax is 0, and height and width are meaningless.
         chosen = fits.argmax(0) if isinstance(fits, np.ndarray) else fits.byte().argmax(0)
         return pick_attempt(heights, chosen), pick_attempt(widths, chosen), fits.any(0)
-
-    @property
-    def samplings(self) -> set[int]:
-        return sampling_indices(self.interpolation, self.antialias)
 
     def _find_central_size(self, height: Array, width: Array) -> tuple[Array, Array]:
         """Returns height and width of the largest box in each image whose aspect ratio is in :attr:`ratio`."""

@@ -8,13 +8,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from packstore.core.errors import UsageError
-from packstore.training.arguments import parse_numbers
 from packstore.training.augment.base import (
     SAMPLINGS,
     Crops,
@@ -22,8 +21,9 @@ from packstore.training.augment.base import (
     PaddingMode,
     Size,
     check_padding,
-    check_sampling,
+    check_padding_mode,
     join_columns,
+    parse_positive_range,
     parse_size,
     where,
 )
@@ -31,21 +31,17 @@ from packstore.training.augment.crop import pad_constant, source_index
 from packstore.training.augment.geometry import (
     CenterCrop,
     RandomCrop,
-    draw_sampling,
+    ResizingOperation,
     padding_composes_after,
-    sampling_indices,
 )
 from packstore.training.augment.resample import resize
 from packstore.training.random_draws import Array, Draws, to_float64, to_int64
 
 
-class _DrawnSize(GeometricOperation):
+class _DrawnSize(ResizingOperation):
     """Resizes each image to a drawn size of its own."""
 
-    resizes: ClassVar[bool] = True
     gives_sizes: ClassVar[bool] = True
-    interpolation: str
-    antialias: bool
 
     @abstractmethod
     def draw_size(self, height: Array, width: Array, draws: Draws) -> tuple[Array, Array]:
@@ -66,14 +62,6 @@ class _DrawnSize(GeometricOperation):
             )
         return resize(images, (sizes[0][0], sizes[0][1]), SAMPLINGS[samplings[0]])
 
-    def size_after(self, size: Size | None) -> Size | None:
-        """Returns None: each image gets a size of its own."""
-        return None
-
-    def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
-        """Tells if all operations before this one are flips. A resize cannot follow a crop or another resize."""
-        return all(op.mirrors for op in before)
-
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
         """Draws the size of each image by :meth:`draw_size`, at least one pixel, and the interpolation.
 
@@ -82,11 +70,7 @@ class _DrawnSize(GeometricOperation):
         box = crops.find_visible_box(type(self).__name__)
         sides = self.draw_size(to_float64(box[:, 2]), to_float64(box[:, 3]), draws)
         size = join_columns([to_int64(each).clip(1) for each in sides])
-        return Crops(box, size, join_columns([size * 0, size]), crops.flip, sampling=draw_sampling(self, draws, 1))
-
-    @property
-    def samplings(self) -> set[int]:
-        return sampling_indices(self.interpolation, self.antialias)
+        return Crops(box, size, join_columns([size * 0, size]), crops.flip, sampling=self.draw_sampling(draws, 1))
 
 
 @dataclass(frozen=True)
@@ -109,7 +93,7 @@ class RandomResize(_DrawnSize):
     antialias: bool = True
 
     def __post_init__(self) -> None:
-        check_sampling(self, self.interpolation, self.antialias)
+        self.check_interpolation()
         if not all(type(n) is int for n in (self.min_size, self.max_size)) or not 0 < self.min_size < self.max_size:
             raise UsageError(
                 "RandomResize: min_size and max_size should be integers, 0 < min_size < max_size, got "
@@ -143,7 +127,7 @@ class RandomShortestSize(_DrawnSize):
     antialias: bool = True
 
     def __post_init__(self) -> None:
-        check_sampling(self, self.interpolation, self.antialias)
+        self.check_interpolation()
         sizes = tuple(self.min_size) if isinstance(self.min_size, list | tuple) else (self.min_size,)
         given = sizes if self.max_size is None else (*sizes, self.max_size)
         if not sizes or not all(type(n) is int and n > 0 for n in given):
@@ -190,12 +174,9 @@ class ScaleJitter(_DrawnSize):
     antialias: bool = True
 
     def __post_init__(self) -> None:
-        check_sampling(self, self.interpolation, self.antialias)
+        self.check_interpolation()
         object.__setattr__(self, "target_size", parse_size(self.target_size, "ScaleJitter"))
-        pair = parse_numbers("ScaleJitter: scale_range", self.scale_range)
-        if len(pair) != 2 or not 0 < pair[0] <= pair[1] < float("inf"):
-            raise UsageError(f"ScaleJitter: scale_range should be (low, high), 0 < low <= high, got {self.scale_range}")
-        object.__setattr__(self, "scale_range", pair)
+        object.__setattr__(self, "scale_range", parse_positive_range(self, "scale_range", self.scale_range))
 
     def draw_size(self, height: Array, width: Array, draws: Draws) -> tuple[Array, Array]:
         """Draws a factor, and returns the size that fits the target times this factor."""
@@ -228,9 +209,7 @@ class Pad(GeometricOperation):
         given = tuple(self.padding) if isinstance(self.padding, list | tuple) else (self.padding,)
         if len(given) not in (1, 2, 4) or not all(type(n) is int and n >= 0 for n in given):
             raise UsageError(f"Pad: padding should be 1, 2 or 4 integers of at least 0, got {self.padding!r}")
-        if self.padding_mode not in get_args(PaddingMode):
-            modes = ", ".join(get_args(PaddingMode))
-            raise UsageError(f"Pad: padding_mode should be one of {modes}, got {self.padding_mode!r}")
+        check_padding_mode(self, self.padding_mode)
         object.__setattr__(self, "padding", given * (4 // len(given)))
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
