@@ -188,7 +188,7 @@ def test_the_next_epoch_begins_with_shards_that_are_there(url: str, new_cache: N
     new_cache("small", 16 * max(shard_bytes(url)))
     loader = loader_of(url, 4, shuffle=True, window=4, prefetch=1, workers=1)
     list(loader)
-    reads = loader._epochs.list_shard_reads(1)
+    reads = loader._epochs.order.list_shard_reads(1)
     needed = [int(shard) for shard in reads.shards[reads.first == 0]]
     wait_until(lambda: loader.dataset.reader.table.are_local(needed).all())
     loader.reset_stats()
@@ -319,7 +319,7 @@ def test_each_store_of_a_mix_is_fetched_ahead(url: str, second: Path, second_url
     loader = mixing({url: 1, second_url: 1, second: 1}, prefetch=1, window=3, epoch=120)
     batches = iter(loader)
     next(batches)
-    reads = loader._epochs.list_shard_reads(0)
+    reads = loader._epochs.order.list_shard_reads(0)
     fetching = loader.dataset.reader.table
     assert {0, 1} == {int(part >= 50) for part in reads.shards}  # of both remote stores; the local one is not fetched
     sizes = fetching.part_nbytes

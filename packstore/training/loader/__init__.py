@@ -30,13 +30,12 @@ from packstore.training.augment.from_torchvision import translate_augment
 from packstore.training.augment.steps import as_operations
 from packstore.training.loader.column_readers import refuse_missing_values, resident_obstacle
 from packstore.training.loader.columns import Padded
-from packstore.training.loader.division import Residence, augments_one_by_one, choose_residence
-from packstore.training.loader.epochs import Epochs
+from packstore.training.loader.division import augments_one_by_one, choose_residence
+from packstore.training.loader.epochs import Epochs, resolve_ranks
 from packstore.training.loader.options import (
     LoaderArguments,
     LoaderOptions,
     check_dataset,
-    resolve_ranks,
     unwrap_subset,
 )
 from packstore.training.loader.parts import EpochSubset, LoaderParts, RunningEpoch, announce_epoch
@@ -183,16 +182,14 @@ class PackedLoader(LoaderParts):
             streamed = "the threads that read run Albumentations on each record"
         if streamed is not None and wanted is True:
             raise UsageError(f"resident=True and pre_transform= hold images and numbers of one shape, but {streamed}")
-        residence = (
-            choose_residence(dataset.manifest, len(dataset), self.device, wanted)
-            if streamed is None
-            else Residence(False, streamed)
-        )
-        self.mode, self.mode_reason = "resident" if residence.resident else "streaming", residence.reason
+        resident, self.mode_reason = False, streamed or ""
+        if streamed is None:
+            resident, self.mode_reason = choose_residence(dataset.manifest, len(dataset), self.device, wanted)
+        self.mode = "resident" if resident else "streaming"
         _log.info("%s: %s (%s)", dataset.path, self.mode, self.mode_reason)
-        self.pipeline = Pipeline(dataset, loading, residence.resident)
+        self.pipeline = Pipeline(dataset, loading, resident)
         self._producer: Resident | Streaming
-        if residence.resident:
+        if resident:
             from packstore.training.loader.resident import Resident
 
             self._producer = Resident(self.pipeline, self._epochs)
@@ -247,7 +244,7 @@ class PackedLoader(LoaderParts):
 
         It is 0, except after :meth:`load_state_dict` in mid-epoch: ``enumerate(loader, loader.step)``."""
         self._follow_sampler()
-        return 0 if self._resume is None else self._epochs.batches_before(self._resume[1])
+        return 0 if self._resume is None else self._epochs.order.batches_before(self._resume[1])
 
     def __iter__(self) -> Iterator[Any]:
         """Begins the next epoch, or the rest of the epoch in a loaded state. Advances :attr:`epoch` at once.
@@ -258,7 +255,7 @@ class PackedLoader(LoaderParts):
         self._follow_sampler()
         self._settle_unread()
         resume, self._resume = self._resume, None
-        epoch, first = (self.epoch, 0) if resume is None else (resume[0], self._epochs.batches_before(resume[1]))
+        epoch, first = (self.epoch, 0) if resume is None else (resume[0], self._epochs.order.batches_before(resume[1]))
         start = _Start(epoch, first, resume)
         self.epoch = epoch + 1
         self._running = epoch, first
@@ -270,7 +267,7 @@ class PackedLoader(LoaderParts):
     def _iterate_from(self, epoch: int, first: int) -> Iterator[Any]:
         """Begins an epoch at batch number ``first``."""
         self.set_epoch(epoch)
-        self._resume = epoch, self._epochs.count_records(first)
+        self._resume = epoch, self._epochs.order.count_records(first)
         return iter(self)
 
     def _settle_unread(self) -> _Start | None:
@@ -319,7 +316,7 @@ class PackedLoader(LoaderParts):
                 if self.options.output == "numpy":
                     item = self._as_arrays(item)
                 if announced is not None:
-                    announced.end_of_dataloader = self._epochs.ends_after(first)
+                    announced.end_of_dataloader = self._epochs.order.ends_after(first)
                 self._running = epoch, first  # last, so that Ctrl-C in the lines before loses no batch
                 yield item
                 if os.getpid() != process:
@@ -423,8 +420,8 @@ class PackedLoader(LoaderParts):
         if self._running is None:
             self._epochs.begin_epoch()
         epoch, batches = self._running or (self.epoch, 0)
-        epoch, records = self._resume or (epoch, self._epochs.count_records(batches))
-        ended = self._resume is None and self._epochs.ends_after(batches)
+        epoch, records = self._resume or (epoch, self._epochs.order.count_records(batches))
+        ended = self._resume is None and self._epochs.order.ends_after(batches)
         where = {"version": VERSION, "epoch": epoch, "records": records, "ended": ended, "set_epoch": self._epoch_set}
         return where | self._identity() | {"store": self._store, "generator": self._epochs.generator_state}
 
@@ -448,7 +445,7 @@ class PackedLoader(LoaderParts):
             "sampler": None if options.sampler is None else type(options.sampler).__name__,
             "length": self._epochs.order.length,
             "mixture": None if self._epochs.mixture is None else [*self._epochs.mixture.draws],
-            "global_batch_size": self._epochs.global_batch_size,
+            "global_batch_size": self._epochs.order.global_batch_size,
             "drop_last": options.drop_last,
             "seed": options.seed,
             "stream": options.stream,
@@ -479,11 +476,11 @@ class PackedLoader(LoaderParts):
         check_state(state, self._identity(), self.pipeline.dataset)
         epoch, given = state["epoch"], state["records"]
         self._epochs.restore_generator(state.get("generator"))
-        batches = self._epochs.batches_before(given)
-        left = self._epochs.count_records(batches) - given
+        batches = self._epochs.order.batches_before(given)
+        left = self._epochs.order.count_records(batches) - given
         if left:  # of a last batch that fewer ranks were about to share
             _log.warning("%d records of epoch %d are left out: too few for %d ranks", left, epoch, self.world_size)
-        ended = bool(state.get("ended") or self._epochs.ends_after(batches))
+        ended = bool(state.get("ended") or self._epochs.order.ends_after(batches))
         if ended:
             self._epochs.finish_generator()
             epoch, given = epoch + 1, 0

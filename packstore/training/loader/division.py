@@ -240,20 +240,7 @@ def free_memory(device: torch.device) -> int:
     raise UsageError(f"how much memory {device} has is not known; say resident=True or resident=False")
 
 
-@dataclass(frozen=True, slots=True)
-class Residence:
-    """Decision if a loader keeps all images in device memory (resident), or streams them.
-
-    Attributes:
-        resident: The images are kept in device memory.
-        reason: The reason, in words.
-    """
-
-    resident: bool
-    reason: str
-
-
-def choose_residence(manifest: Manifest, records: int, device: torch.device, wanted: bool | str) -> Residence:
+def choose_residence(manifest: Manifest, records: int, device: torch.device, wanted: bool | str) -> tuple[bool, str]:
     """Decides if a loader keeps all images in device memory. The user decides, or their size and the free memory.
 
     ``"auto"`` keeps images of one shape:
@@ -274,28 +261,26 @@ def choose_residence(manifest: Manifest, records: int, device: torch.device, wan
     """
     image = manifest.image
     if wanted is False:
-        return Residence(False, "asked for")
+        return False, "asked for"
     if image.kind != "fixed":
         if wanted is True:
             raise UsageError(
                 f"resident=True needs images of one shape, and this store's {manifest.encoding} images have none; "
                 "pack it with --encoding uint8 --size S, or stream"
             )
-        return Residence(False, f"{manifest.encoding} images have no common shape")
+        return False, f"{manifest.encoding} images have no common shape"
     if device.type not in SHARE:
-        return Residence(wanted is True, "asked for" if wanted is True else f"the free memory of {device} is not known")
+        return wanted is True, "asked for" if wanted is True else f"the free memory of {device} is not known"
     needed, free = image.record_nbytes * records, free_memory(device)
     if wanted is True and needed > free:
         raise UsageError(f"the images take {needed:,} bytes on {device}, where {free:,} are free; use resident=False")
     if wanted is True:
-        return Residence(True, "asked for")
+        return True, "asked for"
     allowed = int(free * SHARE[device.type])
     what = f"{needed:,} bytes of images, {allowed:,} allowed ({SHARE[device.type]:.0%} of the free memory of {device})"
     if needed > allowed:
-        return Residence(False, what)
+        return False, what
     if device.type == "cpu" and image.record_nbytes > SMALL_IMAGE_BYTES:
         small = f"{SMALL_IMAGE_BYTES:,}"
-        return Residence(
-            False, f"on the CPU, images of {image.record_nbytes:,} bytes (over {small}) are faster by streaming"
-        )
-    return Residence(True, what)
+        return False, f"on the CPU, images of {image.record_nbytes:,} bytes (over {small}) are faster by streaming"
+    return True, what

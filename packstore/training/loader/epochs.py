@@ -7,6 +7,7 @@ The lower 32 bits of an id are the record number. The upper bits count the recor
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import deque
 from collections.abc import Iterator, Sequence, Sized
 from functools import cached_property
@@ -29,7 +30,7 @@ from packstore.training.lanes import (
     group_by_shard,
     list_sequential_shard_reads,
 )
-from packstore.training.loader.options import LoaderOptions, parse_indices, resolve_ranks
+from packstore.training.loader.options import LoaderOptions, parse_indices
 from packstore.training.order import Order
 from packstore.training.random_draws import MASK, with_occurrences
 
@@ -152,7 +153,7 @@ class Epochs:
         """Advances the sampler's generator, if there is one, by the draws of ``count`` epochs, which are not loaded.
 
         Does nothing for a sampler that has ``set_epoch``, or no length."""
-        if self.has_length and not hasattr(self._sampler, "set_epoch"):
+        if self.order.has_length and not hasattr(self._sampler, "set_epoch"):
             for _ in range(count):
                 self.finish_generator()
 
@@ -188,11 +189,6 @@ class Epochs:
         ``rank``."""
         return self._options.rank is None and hasattr(self._sampler, "num_replicas") and hasattr(self._sampler, "rank")
 
-    @property
-    def global_batch_size(self) -> int:
-        """Number of records of a full batch, over all ranks."""
-        return self.order.global_batch_size
-
     def take_epoch_of_sampler(self) -> int | None:
         """Returns the epoch that the user has set in the sampler since the last call, and remembers it.
 
@@ -216,23 +212,6 @@ class Epochs:
         without a length."""
         return self._current_order().count_batches()
 
-    def count_records(self, batches: int) -> int:
-        """Returns the number of records in the first ``batches`` batches of an epoch, over all ranks. For a sampler
-        without a length, all batches count as full."""
-        return self.order.count_records(batches)
-
-    def batches_before(self, position: int) -> int:
-        """Returns the number of batches that contain the first ``position`` records of an epoch, rounded up.
-
-        ``position`` counts the records of all ranks. For a sampler without a length, the number is rounded down."""
-        return self.order.batches_before(position)
-
-    def ends_after(self, batches: int) -> bool:
-        """Tells if an epoch has no batch after its first ``batches``.
-
-        For a sampler without a length, that is known of the latest epoch, from its last batch on."""
-        return self.order.ends_after(batches)
-
     @property
     def items(self) -> Sequence[int]:
         """Indices of all items of an epoch. Empty with a sampler, which draws them later."""
@@ -244,11 +223,6 @@ class Epochs:
     def subset_digest(self) -> str | None:
         """SHA-256 of the chosen indices; None for all."""
         return None if self._subset is None else hashlib.sha256(self._subset.tobytes()).hexdigest()
-
-    def list_shard_reads(self, epoch: int) -> ShardReads | None:
-        """Lists the shards that this rank reads in an epoch. Returns None with a sampler, and for an order that does
-        not follow shards."""
-        return self.order.list_shard_reads(epoch)
 
     def list_sequential_reads(self, step: int) -> ShardReads:
         """Lists the shards of the split, with batches of ``step`` records in their stored order."""
@@ -270,11 +244,6 @@ class Epochs:
             for size in sizes:
                 yield ids[offset : offset + size]
                 offset += size
-
-    @property
-    def has_length(self) -> bool:
-        """False with a sampler without a length: the number of batches is unknown."""
-        return self.order.has_length
 
     def iterate_indices(self, epoch: int, first: int = 0) -> Iterator[list[int]]:
         """Yields the indices of each batch on this rank, from batch ``first`` of the epoch on: those of the dataset, or
@@ -339,3 +308,33 @@ class Epochs:
             sizes = [end - begin for begin, end in bounds[start : start + at_once]]
             yield places[offset : offset + sum(sizes)], none, sizes
             offset += sum(sizes)
+
+
+def resolve_ranks(options: LoaderOptions) -> tuple[int, int]:
+    """Returns ``(rank, world size)`` of this process.
+
+    They come from the first of these that has them:
+
+    - the options;
+    - ``torch.distributed``, if it is initialised;
+    - torchrun's ``RANK`` and ``WORLD_SIZE``, if both are set;
+    - ``(0, 1)``.
+
+    Raises :class:`UsageError` if the rank is not below the world size, or a variable is no number.
+    """
+    if options.rank is not None and options.world_size is not None:
+        if not 0 <= options.rank < options.world_size:
+            raise UsageError(f"rank should be from 0 to {options.world_size - 1}, got {options.rank}")
+        return options.rank, options.world_size
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    texts = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
+    if not all(texts):  # Lightning sets WORLD_SIZE alone before it starts the other ranks
+        return 0, 1
+    if not all(text.isdecimal() for text in texts) or int(texts[0]) >= int(texts[1]):
+        raise UsageError(
+            f"the environment has RANK={texts[0]!r} and WORLD_SIZE={texts[1]!r}, which is no rank of several: unset "
+            "them, or say rank= and world_size="
+        )
+    return int(texts[0]), int(texts[1])

@@ -304,9 +304,9 @@ class RowFormat:
         height, width = shape[1:] if self.planes else shape[:2]
         return height, width
 
-    def engine_format(self, crops: Crops | None = None) -> OutputFormat:
+    def engine_format(self, crops: Crops) -> OutputFormat:
         """Describes this format for the engine: layout, normalisation, and the padding that ``crops`` need."""
-        form = OutputFormat(self.planes) if crops is None else OutputFormat(self.planes, crops.pads, crops.fill)
+        form = OutputFormat(self.planes, crops.pads, crops.fill)
         return form if self.normalizer is None else self.normalizer.add_to_format(form)
 
     def write_rows(self, pixels: torch.Tensor, out: torch.Tensor) -> None:

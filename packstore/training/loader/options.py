@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -295,36 +294,6 @@ class LoaderOptions(BatchOptions):
         if self.stream is None:
             return self.seed
         return derive_key(self.seed, int.from_bytes(hashlib.sha256(self.stream.encode()).digest()[:8], "big"))
-
-
-def resolve_ranks(options: LoaderOptions) -> tuple[int, int]:
-    """Returns ``(rank, world size)`` of this process.
-
-    They come from the first of these that has them:
-
-    - the options;
-    - ``torch.distributed``, if it is initialised;
-    - torchrun's ``RANK`` and ``WORLD_SIZE``, if both are set;
-    - ``(0, 1)``.
-
-    Raises :class:`UsageError` if the rank is not below the world size, or a variable is no number.
-    """
-    if options.rank is not None and options.world_size is not None:
-        if not 0 <= options.rank < options.world_size:
-            raise UsageError(f"rank should be from 0 to {options.world_size - 1}, got {options.rank}")
-        return options.rank, options.world_size
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    texts = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
-    if not all(texts):  # Lightning sets WORLD_SIZE alone before it starts the other ranks
-        return 0, 1
-    if not all(text.isdecimal() for text in texts) or int(texts[0]) >= int(texts[1]):
-        raise UsageError(
-            f"the environment has RANK={texts[0]!r} and WORLD_SIZE={texts[1]!r}, which is no rank of several: unset "
-            "them, or say rank= and world_size="
-        )
-    return int(texts[0]), int(texts[1])
 
 
 def unwrap_subset(dataset: Any) -> tuple[Any, NDArray[np.int64] | None]:

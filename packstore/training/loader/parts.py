@@ -82,7 +82,7 @@ class EpochBatches(BatchSampler):
 
     def __iter__(self) -> Iterator[EpochBatch]:  # type: ignore[override]
         reading = _Reading(self._loader)
-        for number in range(len(self)) if self._loader._epochs.has_length else count():
+        for number in range(len(self)) if self._loader._epochs.order.has_length else count():
             yield _NumberedBatch(reading, number)
 
 

@@ -67,7 +67,7 @@ class Streaming:
         if reader.table.cache is not None:
             from packstore.training.loader.shards_ahead import ShardsAhead
 
-            reads, following = self._epochs.list_shard_reads(epoch), self._epochs.list_shard_reads(epoch + 1)
+            reads, following = (self._epochs.order.list_shard_reads(each) for each in (epoch, epoch + 1))
             ahead = ShardsAhead.for_reader(reader, reads, first, following)
         if ahead is None:
             yield from self._iterate_batches(epoch, first)
@@ -171,8 +171,7 @@ class BatchJob:
         self._pool: tuple[ThreadPoolExecutor, int] | None = None
         self._torch_modes: tuple[bool, ...] = ()
         self._drawn = DrawnForBatch()
-        self._records = len(ids)
-        self._sent, self._sent_ids = len(ids), ids  # of the records in the batch, once it is sent
+        self._sent_ids = ids  # of the records in the batch, once it is sent
 
     def start(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> BatchJob:
         """Allocates the batch's buffer, and submits its preparation to the pool; returns this job."""
@@ -187,38 +186,33 @@ class BatchJob:
     def _prepare_batch(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> BatchColumns | ViewColumns:
         """Reads records and columns, plans the rows, and submits slices to all threads."""
         with naming_records(self._pipeline.dataset.reader, self.ids):
-            return self._prepare_rows(ring, pool, threads)
-
-    def _prepare_rows(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> BatchColumns | ViewColumns:
-        """Does :meth:`_prepare_batch`."""
-        if self._errors is not None:
-            self._leave_out_lost_shards()
-        pipeline, count = self._pipeline, len(self.ids)
-        assembler = pipeline.assembler
-        self._called = [[None] * len(each.ids) for each in self._image_sets()]
-        share = self._share if count == self._records else None
-        plan = assembler.plan_batch(self._buffer, self.ids, pipeline.seed, self._epoch, self._errors, share=share)
-
-        self._plan = plan
-        columns = pipeline.columns.read_batch(plan, partial(self._allocate_rows, ring), self._errors)
-        decoded = pipeline.dataset.manifest.holds_files
-        made = sum(look.decoded_nbytes for look in plan.looks) or plan.out.nbytes
-        if not decoded and made <= _SMALL_BYTES:  # done sooner than waking another thread
-            self._failed = self._fill_slice(plan, columns, 0, count)
+            if self._errors is not None:
+                self._leave_out_lost_shards()
+            pipeline, count = self._pipeline, len(self.ids)
+            assembler = pipeline.assembler
+            self._called = [[None] * len(each.ids) for each in self._image_sets()]
+            share = self._share if count == len(self._given) else None
+            plan = assembler.plan_batch(self._buffer, self.ids, pipeline.seed, self._epoch, self._errors, share=share)
+            self._plan = plan
+            columns = pipeline.columns.read_batch(plan, partial(self._allocate_rows, ring), self._errors)
+            decoded = pipeline.dataset.manifest.holds_files
+            made = sum(look.decoded_nbytes for look in plan.looks) or plan.out.nbytes
+            if not decoded and made <= _SMALL_BYTES:  # done sooner than waking another thread
+                self._failed = self._fill_slice(plan, columns, 0, count)
+                return columns
+            most = _DECODED_SLICE if decoded else _PIXELS_SLICE
+            most = max(most, _SMALL_BYTES * count // max(1, made))
+            # With 16 threads CIFAR's batches of 512 come a quarter faster than in slices of 32 images.
+            least = _LEAST_SLICE if decoded else max(_LEAST_SLICE, _LEAST_BYTES * count // max(1, made))
+            parts = min(max(threads, -(-count // most)), -(-count // least)) or 1
+            if decoded and count:
+                parts = min(count, max(parts, int(plan.sizes.prod(1).sum()) // _MOST_PIXELS))
+            bounds = [count * part // parts for part in range(parts + 1)]
+            for first, stop in pairwise(bounds):
+                if self._cancelled:
+                    break
+                self._slices.append(pool.submit(self._fill_slice, plan, columns, first, stop))
             return columns
-        most = _DECODED_SLICE if decoded else _PIXELS_SLICE
-        most = max(most, _SMALL_BYTES * count // max(1, made))
-        # With 16 threads CIFAR's batches of 512 come a quarter faster than in slices of 32 images.
-        least = _LEAST_SLICE if decoded else max(_LEAST_SLICE, _LEAST_BYTES * count // max(1, made))
-        parts = min(max(threads, -(-count // most)), -(-count // least)) or 1
-        if decoded and count:
-            parts = min(count, max(parts, int(plan.sizes.prod(1).sum()) // _MOST_PIXELS))
-        bounds = [count * part // parts for part in range(parts + 1)]
-        for first, stop in pairwise(bounds):
-            if self._cancelled:
-                break
-            self._slices.append(pool.submit(self._fill_slice, plan, columns, first, stop))
-        return columns
 
     def _allocate_rows(self, ring: Ring, place: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Allocates host memory for the rows of the column with the index ``place``."""
@@ -234,7 +228,7 @@ class BatchJob:
         lost = find_lost_records(self._pipeline.dataset.reader, self.ids & MASK)
         if lost.any():
             self.ids = self.ids[~lost]
-            self._buffer, self._sent = self._buffer[: len(self.ids)], len(self.ids)
+            self._buffer, self._sent_ids = self._buffer[: len(self.ids)], self.ids
 
     def _fill_slice(self, plan: BatchPlan, columns: BatchColumns | ViewColumns, first: int, stop: int) -> list[int]:
         """Writes images and columns of a slice of rows, calls the user's functions, and returns the rows that
@@ -305,7 +299,8 @@ class BatchJob:
                 images, columns, shared = self._slot.shipment.receive()
                 item = self._pipeline.make_batch(images, columns, self._drawn)
                 ring.release(self._slot, (images, shared))
-            return LoadedBatch(item, self._sent, self._records - self._sent, self._sent_ids)
+            sent = len(self._sent_ids)
+            return LoadedBatch(item, sent, len(self._given) - sent, self._sent_ids)
         finally:
             self._break_cycle()
 
@@ -327,54 +322,51 @@ class BatchJob:
         """Starts the whole batch again. No thread may work on it."""
         assert self._pool is not None
         self.ids, self._share, self._slices, self._failed = self._given, None, [], []
-        self._sent = self._records
+        self._sent_ids = self._given
         self._errors = None if self._errors is None else {}
         self.start(ring, *self._pool)
 
     def _send(self, ring: Ring) -> None:
-        """Does :meth:`_send_batch`, and measures the seconds."""
+        """Starts the copy of the batch's tensors to the device, without failed records; measures the seconds."""
         with self._pipeline.stats.measure("copy"), naming_records(self._pipeline.dataset.reader, self.ids):
-            self._send_batch(ring)
-
-    def _send_batch(self, ring: Ring) -> None:
-        """Starts the copy of the batch's tensors to the device, without failed records."""
-        assert self._prepared is not None
-        self._slot.shipment, self._torch_modes = None, _torch_modes()
-        columns = self._prepared.result()
-        failed = [*columns.failed_rows, *self._failed, *(row for future in self._slices for row in future.result())]
-        ids, kept = self.ids, None
-        sets, assembler = self._image_sets(), self._pipeline.assembler
-        if failed:
-            kept = np.setdiff1d(np.arange(len(ids)), failed)
-            ids = ids[kept]
-            for error in (self._errors or {}).values():
-                _log.warning("skipped: %s", error)
-            self._errors = None  # logged once, however often the batch is sent
-        self._sent, self._sent_ids = len(ids), ids
-        images = assembler.select_sections(self._buffer, kept)
-        for look in self._plan.looks if self._plan is not None and self._pipeline.division.one_by_one else ():
-            look.run_deferred()
-        others = [torch.from_numpy(ids)]
-        if self._pipeline.form is not None:
-            assert self._plan is not None
-            own = self._plan.looks[0].images
-            rows = range(len(own)) if kept is None else kept.tolist()
-            images = self._collect_rows(ring, [image for row in rows if (image := own[row]) is not None])
-            sizes = [assembler.form.image_size(shape) for shape in self._shapes]
-            others.append(torch.tensor(sizes, dtype=torch.int64, device="cpu").view(-1, 2))
-        made = [bool(each.steps.in_decoding) for each in sets] or [False] * len(images)
-        for number, each in enumerate(sets):
-            if made[number]:
-                results = [result for result in self._called[number] if result is not None]
-                images[number] = each.steps.in_decoding[-1].stack_results(results) if results else each.images[:0]
-        others += columns.host_tensors(kept)
-        if ring.transport.asynchronous:
-            others = [
-                self._copy_to_page_locked(ring, number, tensor)
-                for number, tensor in enumerate(others, _FIRST_OF_COLUMNS)
-            ]
-        finish = partial(self._finish_on_device, columns, made, kept, ids)
-        self._slot.shipment = ring.transport.send((*images, *others), finish)
+            assert self._prepared is not None
+            self._slot.shipment, self._torch_modes = None, _torch_modes()
+            columns = self._prepared.result()
+            failed = [*columns.failed_rows, *self._failed, *(row for future in self._slices for row in future.result())]
+            ids, kept = self.ids, None
+            sets, assembler = self._image_sets(), self._pipeline.assembler
+            if failed:
+                kept = np.setdiff1d(np.arange(len(ids)), failed)
+                ids = ids[kept]
+                for error in (self._errors or {}).values():
+                    _log.warning("skipped: %s", error)
+                self._errors = None  # logged once, however often the batch is sent
+            self._sent_ids = ids
+            images = assembler.select_sections(self._buffer, kept)
+            for look in self._plan.looks if self._plan is not None and self._pipeline.division.one_by_one else ():
+                look.run_deferred()
+            others = [torch.from_numpy(ids)]
+            if self._pipeline.form is not None:
+                assert self._plan is not None
+                own = self._plan.looks[0].images
+                rows = range(len(own)) if kept is None else kept.tolist()
+                images = self._collect_rows(ring, [image for row in rows if (image := own[row]) is not None])
+                sizes = [assembler.form.image_size(shape) for shape in self._shapes]
+                others.append(torch.tensor(sizes, dtype=torch.int64, device="cpu").view(-1, 2))
+            made = [bool(each.steps.in_decoding) for each in sets] or [False] * len(images)
+            for number, each in enumerate(sets):
+                if made[number]:
+                    results = [result for result in self._called[number] if result is not None]
+                    images[number] = each.steps.in_decoding[-1].stack_results(results) if results else each.images[:0]
+            others += columns.host_tensors(kept)
+            if ring.transport.asynchronous:
+                # Sending from other memory may make the host wait.
+                others = [
+                    ring.get_buffer(self._slot, number, tensor.shape, tensor.dtype).copy_(tensor)
+                    for number, tensor in enumerate(others, _FIRST_OF_COLUMNS)
+                ]
+            finish = partial(self._finish_on_device, columns, made, kept, ids)
+            self._slot.shipment = ring.transport.send((*images, *others), finish)
 
     def _collect_rows(self, ring: Ring, rows: list[torch.Tensor]) -> list[torch.Tensor]:
         """Prepares rows of different sizes for sending: as they are, or copied into one page-locked tensor."""
@@ -389,12 +381,6 @@ class BatchJob:
         for part, row in zip(split_flat(flat, self._shapes), rows, strict=True):
             part.copy_(row)
         return [flat]
-
-    def _copy_to_page_locked(self, ring: Ring, number: int, column: torch.Tensor) -> torch.Tensor:
-        """Copies ``column`` to a page-locked buffer of the ring, and returns the buffer.
-
-        Sending from other memory may make the host wait."""
-        return ring.get_buffer(self._slot, number, column.shape, column.dtype).copy_(column)
 
     def _finish_on_device(
         self,
