@@ -514,7 +514,7 @@ if TYPE_CHECKING:
         find_tensors,
         transport_to,
     )
-    from packstore.training.single_threaded import is_single_threaded, make_single_threaded, single_threaded
+    from packstore.training.single_threaded import make_single_threaded, single_threaded
     from packstore.training.values import as_numpy
     from packstore.training.worker_memory import allocate, send_by_value, share
 

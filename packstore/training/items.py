@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Never, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
+from packstore.core.errors import UsageError
 from packstore.core.manifest import Column, Manifest
 from packstore.images.decoders import Decoder, get_decoder
 from packstore.images.reading import Reading
@@ -391,6 +393,36 @@ class LazySamples(_LazySequence[tuple[str, int]]):
 class EpochBatch(Sequence[int]):
     """Dataset indices of a loader's batch. ``PackedDataset`` loads the batch itself where it is given one of these."""
 
-    @abstractmethod
-    def load(self) -> Any:
-        """Loads the batch, with the loader's augmentation. Raises :class:`StopIteration` if the epoch has none left."""
+    def __init__(self, load: Callable[[], Any], list_indices: Callable[[], list[int]]) -> None:
+        """
+        Args:
+            load: Loads the batch, with the loader's augmentation. Raises :class:`StopIteration` if the epoch has none
+                left.
+            list_indices: Computes the indices, when somebody reads them.
+        """
+        self.load = load
+        self._list_indices = list_indices
+
+    @cached_property
+    def _indices(self) -> list[int]:
+        return self._list_indices()
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._indices[index]
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __eq__(self, other: object) -> bool:
+        return self._indices == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self._indices)
+
+    def __reduce__(self) -> Never:
+        raise UsageError(
+            "batches of a PackedLoader are loaded by its threads, and a DataLoader with num_workers sends them to a "
+            "process: leave num_workers at 0"
+        )

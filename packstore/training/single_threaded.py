@@ -3,9 +3,7 @@
 torch distributes work of more than 32,768 elements over a thread pool. If every core already runs one of our threads,
 the two compete (a mirrored 224 x 224 image: 8 ms of CPU time instead of 26 µs, with two of our threads on two cores).
 torch has one number of threads per process (``torch.set_num_threads``); OpenMP, on which its pool is built, has one per
-calling thread, so it is set there directly. If that is impossible, as outside Linux, :func:`is_single_threaded` returns
-False, and work is cut into pieces below 32,768 elements. That takes more calls, each of which releases and reacquires
-the GIL (crops of JPEG files: 1 to 2 percent fewer images a second).
+calling thread, so it is set there directly. That is impossible outside Linux.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,15 +18,14 @@ from pathlib import Path
 import torch
 
 _LIBRARIES = ("libgomp", "libiomp5", "libomp")
-_thread = threading.local()
 
 
 def make_single_threaded() -> None:
     """Keeps torch on the calling thread from now on. For threads of our own.
 
-    If OpenMP's number of threads cannot be set, :func:`is_single_threaded` returns False in this thread.
+    Has no effect if OpenMP's number of threads cannot be set.
     """
-    _thread.single = _set_openmp_threads(1)
+    _set_openmp_threads(1)
 
 
 @contextmanager
@@ -79,11 +75,6 @@ def _mark_forked() -> None:
 _forked = False
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_mark_forked)
-
-
-def is_single_threaded() -> bool:
-    """Tells if :func:`make_single_threaded` has succeeded in this thread."""
-    return getattr(_thread, "single", False)
 
 
 @functools.cache

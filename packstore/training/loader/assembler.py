@@ -22,7 +22,6 @@ from packstore.images.decoders import Box
 from packstore.images.engine import Requests, get_engine
 from packstore.images.orientation import map_to_stored_box, upright
 from packstore.images.sniff import excess_pixels_message
-from packstore.training.augment.base import Crops
 from packstore.training.augment.operations import output_size
 from packstore.training.loader.batch_plan import BatchPlan, ChecksumPolicy, Failures, ImagesByNumber
 from packstore.training.loader.looks import ANY_SIZE, DrawnLook, Look, SizeError, engine_takes, height_width
@@ -401,7 +400,7 @@ class Assembler:
         engine, count = get_engine(), self._crops_per_record
         refused = engine.run(plan.requests, first * count, stop * count, self._max_pixels)
         if engine.unindexed:
-            self._stats.add_unindexed(engine.unindexed)
+            self._stats.add_decoded(0, engine.unindexed)
         rows: list[int] = (first + np.unique(np.flatnonzero(refused) // count)).tolist()
         return rows
 
@@ -415,7 +414,9 @@ class Assembler:
             (planned,) = plan.looks
             assert isinstance(planned, DrawnLook)
             look = planned.select_records(row, row + 1)
-            box = _box_in_stored_image(plan, row, look.crops)
+            box: Box = tuple(look.crops.box[0].tolist())
+            if turn != 1:
+                box = map_to_stored_box(box, turn, *plan.sizes[row].tolist())
             part = upright(images.decode_crop(plan.buffers[row], box, header), turn)
             whole = np.array([(0, 0, *part.shape[:2])])
             replace(look, crops=look.crops.replace(box=whole)).write_alone(0, part, None, column, images.mode)
@@ -472,12 +473,6 @@ class Assembler:
 def wrong_header_error(said: Sequence[int], found: Sequence[int]) -> DecodeError:
     """Returns the error for an image whose height and width ``found`` differ from those its header ``said``."""
     return DecodeError(f"its header says {said[0]}x{said[1]}, and it is {found[0]}x{found[1]}")
-
-
-def _box_in_stored_image(plan: BatchPlan, row: int, crops: Crops) -> Box:
-    """Returns the crop box of a row in its image as stored, before EXIF rotation."""
-    box, orientation = tuple(crops.box[0].tolist()), plan.turned.get(row, 1)
-    return box if orientation == 1 else map_to_stored_box(box, orientation, *plan.sizes[row].tolist())
 
 
 def _count_major_faults() -> int:

@@ -124,7 +124,8 @@ def operations_at_decoding(
     - ``HWC`` arrays of equal size on other devices, if no operation resizes.
     """
     planned, _ = split_operations(operations, flip=True)
-    if image.kind == "fixed" and not all(op.samplings <= _engine_samplings(image) for op in planned):
+    samplings = {0, 1, 2, 3, 4} if image.layout == "HWC" else {0}  # indices of SAMPLINGS that the engine has
+    if image.kind == "fixed" and not all(op.samplings <= samplings for op in planned):
         return ()  # the engine lacks this interpolation; torch resizes whole batches
     if dataset.device.type == "cpu" and engine_supports(image):
         padded, _ = split_operations(operations, flip=True, padded=True)
@@ -200,12 +201,6 @@ def _size_of_column(image: Column) -> Size | None:
         return None
     height, width = image.shape[1:] if image.layout == "CHW" else image.shape[:2]
     return height, width
-
-
-def _engine_samplings(image: Column) -> set[int]:
-    """Returns the interpolations with which the engine can resize a column's arrays, as indices of
-    :data:`SAMPLINGS`."""
-    return {0, 1, 2, 3, 4} if image.layout == "HWC" else {0}
 
 
 def _can_fill(operation: GeometricOperation, image: Column) -> bool:

@@ -235,7 +235,8 @@ class DrawnLook(Drawn):
             found = pixels.shape[1:] if column.layout == "CHW" else pixels.shape[:2]
             alone = self.look.draw(np.array([found]), *of_record, alone.out)
         assert isinstance(alone, DrawnLook)
-        alone.check_sizes()
+        if alone._differs.any():
+            raise SizeError.between(alone.crops.window[int(alone._differs.argmax()), 2:].tolist(), alone.size)
         for error in alone.write_pixels({0: pixels}, column, mode).values():
             raise error
 
@@ -266,12 +267,6 @@ class DrawnLook(Drawn):
         if self.program is not None:
             get_engine().augment(made, self.program[row : row + 1])
         self.look.form.write_rows(torch.from_numpy(made), self.out[row : row + 1])
-
-    def check_sizes(self) -> None:
-        """Raises :class:`SizeError` if a crop has another size than the rows."""
-        wrong = self._differs
-        if wrong.any():
-            raise SizeError.between(self.crops.window[int(wrong.argmax()), 2:].tolist(), self.size)
 
 
 BY_ENGINE = (torch.float32, torch.float16, torch.bfloat16)

@@ -16,8 +16,8 @@ from packstore.training.augment.base import Units, is_channels_last
 from packstore.training.loader.options import LoaderOptions
 
 _SERIAL_ELEMENTS = 32768
-"""torch distributes work of more elements over its threads. If that cannot be switched off, work is cut into pieces of
-this size; see :mod:`packstore.training.single_threaded`."""
+"""torch distributes work of more elements over its threads, which cannot be switched off everywhere; see
+:mod:`packstore.training.single_threaded`."""
 
 
 class Normalizer:

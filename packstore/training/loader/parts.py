@@ -6,14 +6,13 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import partial
 from itertools import count
-from typing import Any, Never
+from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler, Subset
 
-from packstore.core.errors import UsageError
 from packstore.training.items import EpochBatch
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.options import LoaderOptions
@@ -83,7 +82,7 @@ class EpochBatches(BatchSampler):
     def __iter__(self) -> Iterator[EpochBatch]:  # type: ignore[override]
         reading = _Reading(self._loader)
         for number in range(len(self)) if self._loader._epochs.order.has_length else count():
-            yield _NumberedBatch(reading, number)
+            yield EpochBatch(partial(reading.load, number), partial(reading.list_indices, number))
 
 
 class _Reading:
@@ -102,40 +101,9 @@ class _Reading:
         self._next = number + 1
         return next(self._items)
 
-
-class _NumberedBatch(EpochBatch):
-    """A batch of an epoch by its number. Computes its indices when somebody reads them."""
-
-    def __init__(self, reading: _Reading, number: int) -> None:
-        self._reading = reading
-        self._number = number
-
-    def load(self) -> Any:
-        return self._reading.load(self._number)
-
-    @cached_property
-    def _indices(self) -> list[int]:
-        return next(self._reading.loader._epochs.iterate_indices(self._reading.epoch, self._number))
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._indices[index]
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __eq__(self, other: object) -> bool:
-        return self._indices == other
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return repr(self._indices)
-
-    def __reduce__(self) -> Never:
-        raise UsageError(
-            "batches of a PackedLoader are loaded by its threads, and a DataLoader with num_workers sends them to a "
-            "process: leave num_workers at 0"
-        )
+    def list_indices(self, number: int) -> list[int]:
+        """Computes the dataset indices of batch ``number``."""
+        return next(self.loader._epochs.iterate_indices(self.epoch, number))
 
 
 def _make_sampler(loader: LoaderParts) -> EpochSampler:

@@ -38,7 +38,6 @@ from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.stats import Stats
 from packstore.training.loader.stored_images import ArrayImages, FileImages, MappedImages, StoredImages
-from packstore.training.values import as_tensor
 
 if TYPE_CHECKING:
     from packstore.training.loader.views import ViewColumnReader, ViewSteps
@@ -231,14 +230,6 @@ class Pipeline:
         other = column.layout != "CHW" and column.pixels != self.dataset.reading.pixels
         moved = self.device_steps.move_images(images, ids, epoch, operations, first)
         return self.device_steps.convert_batch(moved, column.pixels if other else None)
-
-    def read_numbers(self, records: NDArray[np.int64]) -> dict[str, torch.Tensor]:
-        """Reads the values of ``records`` in all columns except image and key. Returns tensors on the CPU, by name.
-
-        The caller ensures that the columns hold numbers of one shape."""
-        names = [name for name in self.dataset.columns if name not in ("image", "key")]
-        manifest, reader = self.dataset.manifest, self.dataset.reader
-        return {name: as_tensor(manifest.column(name), reader.values(name, records)) for name in names}
 
     def make_batch(self, images: Any, columns: Mapping[str, Any], drawn: DrawnForBatch = _NOTHING) -> Any:
         """Builds the user's batch, a tensor, tuple or dict, from its images and other columns.

@@ -91,7 +91,7 @@ class prefetch:  # noqa: N801 - used like a function
 
     def _normalize_all(self, there: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
         """Normalises the image batches among the tensors on the device."""
-        return [self._normalize_images(t) if _is_image_batch(t) else t for t in there]
+        return [self._normalize_images(t) if t.ndim == 4 and t.shape[1] == 3 else t for t in there]
 
     def _normalize_images(self, images: torch.Tensor) -> torch.Tensor:
         """Normalises uint8 or floating point images, converts them to the wanted dtype, and leaves other dtypes as they
@@ -110,11 +110,6 @@ class prefetch:  # noqa: N801 - used like a function
             mean, std = self._factors
             images = (images - mean) / std
         return images if self._dtype is None else images.to(self._dtype)
-
-
-def _is_image_batch(tensor: torch.Tensor) -> bool:
-    """Tells if a tensor has the shape ``(B, 3, H, W)``."""
-    return tensor.ndim == 4 and tensor.shape[1] == 3
 
 
 def _receive_batch(shipment: Shipment, rebuild: Rebuild) -> Any:

@@ -28,7 +28,7 @@ from packstore.training.random_draws import MASK
 from packstore.training.record_notes import naming_records, note_records
 from packstore.training.ring import HostTransport, ProducerStream, Ring, shares_memory, transport_to
 from packstore.training.single_threaded import make_fork_single_threaded
-from packstore.training.values import as_numpy
+from packstore.training.values import as_numpy, as_tensor
 
 _log = logging.getLogger("packstore")
 _LOADED_BYTES = 32 << 20  # of images that are loaded at a time
@@ -185,7 +185,9 @@ class Resident:
                 _log.warning("skipped: %s", error)
             self._left_out = np.union1d(self._left_out, np.array(sorted(errors or ()), np.int64) - first)
             sound = np.setdiff1d(np.arange(count), self._left_out)
-            for name, values in pipeline.read_numbers(sound + first).items():
+            reader, columns = pipeline.dataset.reader, pipeline.dataset.columns
+            for name in [name for name in columns if name not in ("image", "key")]:  # numbers of one shape
+                values = as_tensor(reader.manifest.column(name), reader.values(name, sound + first))
                 column = torch.zeros((count, *values.shape[1:]), dtype=values.dtype, device="cpu")
                 column[torch.from_numpy(sound)] = values
                 self._numbers[name] = column.to(pipeline.dataset.device)

@@ -66,15 +66,13 @@ class Stats:
         self._thread.seconds = 0.0
         return seconds
 
-    def add_unindexed(self, images: int) -> None:
-        """Counts images whose seek index was invalid: positions in a JPEG file from which crops are decoded."""
-        with self._lock:
-            self._unindexed += images
+    def add_decoded(self, images: int, unindexed: int = 0) -> None:
+        """Counts image files that were decoded, whole or in part.
 
-    def add_decoded(self, images: int) -> None:
-        """Counts image files that were decoded, whole or in part."""
+        ``unindexed``: images whose seek index was invalid: positions in a JPEG file from which crops are decoded."""
         with self._lock:
             self._decoded += images
+            self._unindexed += unindexed
 
     def start_clock(self) -> None:
         """Starts the clock; only the first call after a reset has an effect."""
