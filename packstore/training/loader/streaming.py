@@ -167,7 +167,8 @@ class BatchJob:
         self._cancelled = False
         self._error: Exception | None = None
         self._given = ids
-        self._copies = DamagedCopies(pipeline.dataset.reader)
+        reader = pipeline.dataset.reader
+        self._copies = DamagedCopies(reader) if reader.table.can_refetch else None
         self._pool: tuple[ThreadPoolExecutor, int] | None = None
         self._torch_modes: tuple[bool, ...] = ()
         self._drawn = DrawnForBatch()
@@ -266,7 +267,7 @@ class BatchJob:
         """
         if self._prepared is None or not self._prepared.done() or not all(future.done() for future in self._slices):
             return
-        if self._copies.can_refetch and self._list_errors():
+        if self._copies is not None and self._list_errors():
             return  # :meth:`result` has damaged shards fetched again
         try:
             self._send(ring)
@@ -288,7 +289,7 @@ class BatchJob:
                 raise self._error
             start = perf_counter()
             self._wait_for_slices()
-            while self._copies.refetch(self._list_errors(), self._given & MASK):
+            while self._copies is not None and self._copies.refetch(self._list_errors(), self._given & MASK):
                 self._start_again(ring)
                 self._wait_for_slices()
             self._pipeline.stats.add_seconds("wait", perf_counter() - start)
