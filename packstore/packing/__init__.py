@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from packstore.core.errors import UsageError
@@ -34,6 +35,7 @@ from packstore.packing.source_arguments import (
     annotation_frame_option,
     check_mode_options,
     decoder_option,
+    source_option,
 )
 
 if TYPE_CHECKING:
@@ -43,36 +45,34 @@ if TYPE_CHECKING:
 
 OnDuplicate = Literal["raise", "skip", "unchecked"]
 _CLUSTER = re.compile(r"processes:0*[1-9][0-9]{0,3}|ray(:.+)?")
-_PIXELS, _IMAGES = "Channels, depth and frames", "Images"
+_pixel_option = partial(option, group="Channels, depth and frames")
+_image_option = partial(option, group="Images")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadingOptions:
     """Options for reading samples and making their shards. ``convert``, ``append`` and ``Writer`` have them."""
 
-    depth: str | None = option(
+    depth: str | None = _pixel_option(
         None,
         "Conversion of values of more than 8 bits: ``keep`` (the mode of the first image), ``scale`` (from the range "
         "of their dtype; floating point from 0 … 1), ``clip`` (above 255 to 255) or ``window:LO,HI``.",
         "More than 8 bits: keep, scale, clip or window:LO,HI (black to white).",
         metavar="HOW",
-        group=_PIXELS,
     )
-    alpha: str | None = option(
+    alpha: str | None = _pixel_option(
         None,
         "Transparency: ``keep``, ``drop`` or ``over:COLOUR`` (``black``, ``white``, ``#rrggbb``).",
         metavar="HOW",
-        group=_PIXELS,
     )
-    pixels: Literal["pillow"] | None = option(
+    pixels: Literal["pillow"] | None = _pixel_option(
         None,
         "``pillow``: read every image as Pillow's ``convert('RGB')`` does. Images that lose bits, alpha, frames or "
         "channels by it are counted. Instead of ``mode``, ``depth``, ``alpha`` and ``frames``.",
         "pillow: read every image as Pillow's convert('RGB') does, and count those that lose bits, alpha, frames or "
         "channels. Instead of --mode, --depth, --alpha and --frames.",
-        group=_PIXELS,
     )
-    frames: int | str | None = option(
+    frames: int | str | None = _pixel_option(
         None,
         "Frames of files that have several. ``first``, or the number of a frame from 0. ``all``: each frame becomes a "
         "record of pixels, with the key ``name#number``. ``clips``: each file, or each folder of numbered frames, "
@@ -80,7 +80,6 @@ class ReadingOptions:
         "Files with several frames or pages: first, or the number of a frame from 0; all: each frame is a record; "
         "clips: each file, or folder of numbered frames, is a record with an array of its frames.",
         metavar="N",
-        group=_PIXELS,
     )
     annotation_frame: Literal["stored", "upright"] | None = annotation_frame_option(
         "Frame of boxes, points, masks and polygons of images with an EXIF orientation: ``stored`` if they count in "
@@ -90,17 +89,15 @@ class ReadingOptions:
         "For turned photos whose annotations do not tell: do boxes and masks count in the stored pixels, or in the "
         "upright image?",
     )
-    check: Literal["header", "decode", "none"] = option(
+    check: Literal["header", "decode", "none"] = source_option(
         "header",
         "Check of each file. ``header``: its kind, header and end. ``decode``: every pixel, too. ``none``: nothing.",
         "Check each file. header: its kind, header and end; decode: every pixel.",
-        group="Source",
     )
-    on_error: Literal["raise", "skip"] = option(
+    on_error: Literal["raise", "skip"] = source_option(
         "raise",
         "``raise`` stops at a bad sample, ``skip`` leaves it out and notes it in the manifest.",
         "At a bad file, raise stops; skip leaves it out, lists it, and exits with 3 in the end.",
-        group="Source",
     )
     shard_size: int | str | None = option(
         None,
@@ -123,48 +120,43 @@ class ReadingOptions:
 class EncodingOptions:
     """Options for encoding images. ``convert`` and ``Writer`` have them."""
 
-    encoding: str | None = option(
+    encoding: str | None = _image_option(
         None,
         "``original``, ``jpeg``, ``uint8``, ``float16``, ``bfloat16``, ``float32``, or the name of a plug-in. None "
         "keeps the encoding of a source that is a store; else takes ``original`` for LMDB and HDF5, ``float16`` for "
         "``.pth``.",
         "Form of the images.  [default: original; .pth: float16]",
-        group=_IMAGES,
     )
-    size: int | tuple[int, int] | None = option(
+    size: int | tuple[int, int] | None = _image_option(
         None,
         "``S`` or ``(height, width)`` of tensor encodings.",
         "Bring all images to one size: 224, or 32x48 (height x width).",
         metavar="S|HxW",
-        group=_IMAGES,
     )
-    fit: Literal["crop", "pad", "squash"] | None = option(
-        None, "How ``size`` treats other aspect ratios.", none="crop", group=_IMAGES
+    fit: Literal["crop", "pad", "squash"] | None = _image_option(
+        None, "How ``size`` treats other aspect ratios.", none="crop"
     )
-    resize: int | None = option(
+    resize: int | None = _image_option(
         None,
         "Shorter side to which ``jpeg`` and ragged ``uint8`` shrink images; None does not.",
         "jpeg, uint8: shrink the shorter side.",
         metavar="PX",
         least=1,
-        group=_IMAGES,
     )
-    max_side: int | None = option(
+    max_side: int | None = _image_option(
         None,
         "Maximum of the longer side, for ``jpeg`` and ragged ``uint8``; None for no limit.",
         "jpeg, uint8: shrink the longer side.",
         metavar="PX",
         least=1,
-        group=_IMAGES,
     )
-    quality: int | None = option(
+    quality: int | None = _image_option(
         None,
         "JPEG quality. None for 90, and to keep the records of a ``jpeg`` store unchanged.",
         "jpeg: quality.  [default: 90]",
         metavar="Q",
         least=1,
         most=100,
-        group=_IMAGES,
     )
     normalize: str | Normalization | MeanAndStd | None = option(
         None,
@@ -174,25 +166,23 @@ class EncodingOptions:
         "Floating point: imagenet, cifar10, cifar100, auto (computed from the training split), none, or M,M,M/S,S,S "
         "(mean/std of 0…1).  [default: cifar10 and cifar100 for these, else imagenet]",
         metavar="HOW",
-        group=_IMAGES,
+        group="Images",
     )
-    exif_transpose: bool = option(
+    exif_transpose: bool = _image_option(
         False,
         "Apply the EXIF orientation. Pixels are rotated now; files that ``original`` keeps are rotated when they are "
         "loaded. Boxes, points, masks and polygons are turned with them. A store whose files are transposed at loading "
         "stays such a store.",
         "Turn images upright by their EXIF orientation, and their boxes and masks with them; files that stay unchanged "
         "are turned when loaded.",
-        group=_IMAGES,
     )
-    index: bool | None = option(
+    index: bool | None = _image_option(
         None,
         "Add a seek index to each baseline JPEG file of ``original``. With it loaders decode little more than the "
         "crop. It takes 0.8% of the bytes, 2.9% in mode ``L``. None adds it if packstore's JPEG engine is available.",
         "original: add a seek index to JPEG files, so that crops decode faster; 0.8% more bytes.  [default: --index]",
-        group=_IMAGES,
     )
-    mode: str | None = option(
+    mode: str | None = _pixel_option(
         None,
         "Mode of all images, such as ``RGB``, ``L`` (gray) or ``I;16``, see :class:`packstore.core.modes.Mode`; "
         "``keep`` for the mode of the first image, which all others must share. None reads image files as 8-bit RGB, "
@@ -201,7 +191,6 @@ class EncodingOptions:
         "Channels and depth: RGB, L (gray), RGBA, I;16 …; keep: those of the first image.  "
         "[default: RGB; arrays as they are]",
         metavar="MODE",
-        group=_PIXELS,
     )
     format: str | None = format_option()
     overwrite: bool = overwrite_option()
@@ -219,19 +208,17 @@ class ConvertOptions(ReadingOptions, SourceArguments, EncodingOptions):
     the source.
     """
 
-    split: str | None = option(
+    split: str | None = source_option(
         None,
         "Pack only this split; for a single dataset, the name of its split.",
         "Pack only this split.",
         metavar="NAME",
-        group="Source",
     )
-    progressive: Literal["baseline"] | None = option(
+    progressive: Literal["baseline"] | None = _image_option(
         None,
         "``baseline`` rewrites progressive JPEG files of ``original`` as baseline files with the same pixels and "
         "metadata: their crops decode many times faster. Each file is decoded before and after. None keeps the files.",
         "original: convert progressive JPEG files to baseline without loss, so that they decode faster.",
-        group=_IMAGES,
     )
     link: bool | Literal["relative"] = option(
         False,
@@ -306,25 +293,22 @@ class AppendOptions(ReadingOptions, SourceArguments):
     ``no_new_classes`` or ``restart``. Planning checks the others, some of them only if samples are converted.
     """
 
-    split: str | None = option(
+    split: str | None = source_option(
         None,
         "Only this split of ``source``. If the source has no splits: the store's split for its records.",
         "Take only this split of SOURCE. If SOURCE has no splits, add to this split of STORE.",
         metavar="NAME",
-        group="Source",
     )
-    key_prefix: str = option(
+    key_prefix: str = source_option(
         "",
         "Prefix for each key of the source, such as ``week-48/``.",
         "Put PREFIX before the keys of SOURCE.",
         metavar="PREFIX",
-        group="Source",
     )
-    no_new_classes: bool = option(
+    no_new_classes: bool = source_option(
         False,
         "Refuse a source with a class that the store lacks.",
         "Stop if SOURCE has a class that STORE lacks.",
-        group="Source",
     )
     on_duplicate: OnDuplicate = option(
         "raise",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 KEEP = "keep"
 """Value of ``mode``, ``depth`` and ``alpha``: as in the first image."""
+
+
+source_option = partial(option, group="Source")
+"""Makes an option that the help lists under the heading ``Source``."""
 
 
 class Answers(NamedTuple):
@@ -122,12 +127,12 @@ def check_mode_options(mode: str | None, depth: str | None, alpha: str | None, f
 def max_pixels_option(meaning: str, images: str = "Refuse images that") -> int:
     """Makes the option ``max_pixels``. ``images``: beginning of its help on the command line."""
     help = f"{images} claim more pixels, e.g. 50M. Each thread needs up to 20 bytes a pixel."
-    return option(MAX_PIXELS, meaning, help, metavar="N", least=1, group="Source")
+    return source_option(MAX_PIXELS, meaning, help, metavar="N", least=1)
 
 
 def annotation_frame_option(meaning: str, help: str) -> Literal["stored", "upright"] | None:
     """Makes the option ``annotation_frame``."""
-    return option(None, meaning, help, group="Source")
+    return source_option(None, meaning, help)
 
 
 def decoder_option() -> str:
@@ -153,29 +158,26 @@ class SourceArguments:
         metavar="CSV",
         group="Source",
     )
-    source_kind: str | None = option(
+    source_kind: str | None = source_option(
         None,
         "Kind of the source, such as ``imagefolder``; None recognises it.",
         "Kind of SOURCE, if packstore does not recognise it. packstore guide sources lists the kinds.",
         flag="--source",
         metavar="KIND",
-        group="Source",
     )
-    image_key: str | None = option(
+    image_key: str | None = source_option(
         None,
         "Name of the array with the images, in a source of named arrays (HDF5, npz …); None finds it.",
         "HDF5, npz …: the array of images.",
         metavar="NAME",
-        group="Source",
     )
-    label_key: str | None = option(
+    label_key: str | None = source_option(
         None,
         "Name of the array with the class numbers, in such a source.",
         "HDF5, npz …: the array of class numbers.",
         metavar="NAME",
-        group="Source",
     )
-    columns: str | Sequence[str] = option(
+    columns: str | Sequence[str] = source_option(
         (),
         "Meanings of a table's columns that their values do not tell: ``["
         '"image=photo", "label=kind", "boxes=x1,y1,x2,y2"]``. Also options of a single column of further image files, '
@@ -185,58 +187,51 @@ class SourceArguments:
         "Further images: NAME.mode=, NAME.depth=, NAME.alpha=, NAME.frames=. Repeatable.",
         flag="--column",
         metavar="ROLE=COL",
-        group="Source",
     )
-    layout: str | None = option(
+    layout: str | None = source_option(
         None,
         "Order of the images' axes in a source of named arrays: ``NHWC``, ``NCHW`` or ``NHW``. For boxes in Parquet "
         "and Arrow: their convention, one of :data:`packstore.sources.boxes.CONVENTIONS` (``xyxy``, ``xywh`` …), or "
         "``json`` to keep them unchanged. For Pascal VOC: ``voc`` if boxes count from 1, ``xyxy`` from 0.",
         "HDF5, npz …: order of the images' axes, e.g. NCHW. Tables: form of boxes, e.g. xywh. Pascal VOC: voc or xyxy.",
         metavar="AXES",
-        group="Source",
     )
-    ignore: str | Sequence[str] = option(
+    ignore: str | Sequence[str] = source_option(
         (),
         "Patterns of files and folders to leave out, in the syntax of ``.gitignore``: ``*.txt``, ``masks/``.",
         "Leave out files and folders of SOURCE, as .gitignore does: '*.txt', 'masks/'. Repeatable.",
         metavar="PATTERN",
-        group="Source",
     )
-    splits: str | Sequence[str] = option(
+    splits: str | Sequence[str] = source_option(
         (),
         'Splits by patterns of their files or folders, in the syntax of ``ignore``: ``["train=images/a", '
         '"val=images/b"]``. The first pattern that matches decides.',
         "Make splits of the files and folders that match: TRAIN=PATTERN,VAL=PATTERN, patterns as for --ignore. "
         "Repeatable.",
         metavar="SPLIT=PATTERN,…",
-        group="Source",
     )
-    pair: str | Sequence[str] = option(
+    pair: str | Sequence[str] = source_option(
         (),
         "Further images that belong to the images: ``IMAGES=FILES``, two patterns with ``{s}`` for what their names "
         "share, ``{s}_HR.png={s}_LR.png``. Each becomes an image column, see "
         ":mod:`packstore.sources.companion_patterns`.",
         "Further image for each image, as a column: '{s}_HR.png={s}_LR.png', 'hazy/{s}.png=clear/{s}.png'. Repeatable.",
         metavar="IMAGES=FILES",
-        group="Source",
     )
-    sidecar: str | Sequence[str] = option(
+    sidecar: str | Sequence[str] = source_option(
         (),
         "Files with a value for each image: ``FILES=TYPE``, such as ``{s}.gt.txt=text``, or ``IMAGES=FILES=TYPE``. "
         "Types are ``text``, ``json``, ``label`` (a class), ``numbers`` (lines of numbers), ``npy`` and ``bytes``. "
         "Each becomes a column.",
         "File for each image, as a column: '{s}.gt.txt=text'; or json, label, numbers, npy, bytes. Repeatable.",
         metavar="FILES=TYPE",
-        group="Source",
     )
-    masks: str | Sequence[str] = option(
+    masks: str | Sequence[str] = source_option(
         (),
         "Masks of the images: ``{s}_mask.png``, ``masks/{s}.png`` or, if images have several masks, "
         "``{dir}/../masks/{s}*.png``. They become the column ``mask``, or ``masks`` if an image has several.",
         "Masks of the images: '{s}_mask.png', 'masks/{s}.png', '{dir}/../masks/{s}*.png'. Repeatable.",
         metavar="FILES",
-        group="Source",
     )
     max_pixels: int = max_pixels_option(
         "Limit of an image's pixels. An image with more is a bad sample. A file is a bad sample, too, if it has more "
