@@ -114,9 +114,7 @@ def _advise(report: VerifyReport, another: bool, quiet: bool) -> list[str]:
     there, count = shell_quote(report.path), report.problem_count
     if count == report.double_keys:
         command = f"packstore audit {there} --json audit.json, then packstore select {there} --drop audit.json"
-        return [
-            f"every record is undamaged; to leave out repeated keys: {command} --drop-kinds double_key -o NEW",
-        ]
+        return [f"every record is undamaged; to leave out repeated keys: {command} --drop-kinds double_key -o NEW"]
     if place_of(report.path).remote:
         return [f"to replace damaged shards from the source or another store: packstore repair {there} --from SOURCE"]
     if quiet:

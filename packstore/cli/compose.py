@@ -224,10 +224,7 @@ def merge(stores: tuple[Path, ...], destination: Path, output: Output, **options
 @click.command(cls=Command, short_help="Write a new store with some records of a store.")
 @click.argument("store", type=StorePath())
 @_out_option
-@OptionsOf(
-    "packstore.packing:SelectOptions",
-    {"splits": Parsed("shares", _parse_shares), "drop_kinds": KINDS},
-)
+@OptionsOf("packstore.packing:SelectOptions", {"splits": Parsed("shares", _parse_shares), "drop_kinds": KINDS})
 @output_options(dry_run=True)
 @cache_options
 def select(store: Path, destination: Path, output: Output, **options: Any) -> None:

@@ -346,11 +346,7 @@ def _count_classes(reader: Reader) -> dict[str, int]:
 def find_questions(source: Source, survey: Survey, options: ConvertOptions, headers: HeaderSurvey) -> list[UsageError]:
     """Returns all questions that a conversion with ``options`` would ask one after another, but for that of
     :func:`packstore.sources.ask_about_left`."""
-    from packstore.packing.header_survey import (
-        find_pixel_question,
-        find_sample_question,
-        find_unreadable_question,
-    )
+    from packstore.packing.header_survey import find_pixel_question, find_sample_question, find_unreadable_question
     from packstore.sources import add_source_to_questions, ask_about_classes
 
     questions: list[UsageError | None] = []

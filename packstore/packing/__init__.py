@@ -61,9 +61,7 @@ class ReadingOptions:
         metavar="HOW",
     )
     alpha: str | None = _pixel_option(
-        None,
-        "Transparency: ``keep``, ``drop`` or ``over:COLOUR`` (``black``, ``white``, ``#rrggbb``).",
-        metavar="HOW",
+        None, "Transparency: ``keep``, ``drop`` or ``over:COLOUR`` (``black``, ``white``, ``#rrggbb``).", metavar="HOW"
     )
     pixels: Literal["pillow"] | None = _pixel_option(
         None,
@@ -306,9 +304,7 @@ class AppendOptions(ReadingOptions, SourceArguments):
         metavar="PREFIX",
     )
     no_new_classes: bool = source_option(
-        False,
-        "Refuse a source with a class that the store lacks.",
-        "Stop if SOURCE has a class that STORE lacks.",
+        False, "Refuse a source with a class that the store lacks.", "Stop if SOURCE has a class that STORE lacks."
     )
     on_duplicate: OnDuplicate = option(
         "raise",

@@ -28,11 +28,7 @@ from packstore.packing.composing import (
     largest_shard_bytes,
     list_linkable_shards,
 )
-from packstore.packing.encoding import (
-    drop_record_counts,
-    read_column_answers,
-    restore_encode_options,
-)
+from packstore.packing.encoding import drop_record_counts, read_column_answers, restore_encode_options
 from packstore.packing.plan import Plan, options_to_record, plan_source
 from packstore.packing.run import Run
 from packstore.sources import add_source_to_questions, ask_about_left, recorded_companions, take_frames

@@ -20,12 +20,7 @@ from packstore.core.parallel import ordered_flat_map
 from packstore.images.engine import make_indexes
 from packstore.packing.encoding import EXIF_ORIENTED
 from packstore.packing.plan import Plan, ShardCuts
-from packstore.packing.values import (
-    FileChecks,
-    ValueConverter,
-    count_stored_bytes,
-    stack_values,
-)
+from packstore.packing.values import FileChecks, ValueConverter, count_stored_bytes, stack_values
 from packstore.sources.base import Entry, Sample, Source, Survey
 from packstore.stores.build import StoreBuilder
 from packstore.stores.linked import LinkedFiles, is_url_link, make_relative_link, read_file_state, short_reason

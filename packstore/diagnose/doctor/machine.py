@@ -211,10 +211,7 @@ def disk_facts(folder: Path, *, measure: bool) -> list[Fact]:
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        return [
-            *facts,
-            Fact("disk", "free", None, "unknown", f"the folder cannot be read: {error.strerror or error}"),
-        ]
+        return [*facts, Fact("disk", "free", None, "unknown", f"the folder cannot be read: {error.strerror or error}")]
     facts.append(Fact("disk", "free", free, f"{free / 1e9:.1f} GB"))
     if not measure:
         return facts

@@ -20,14 +20,7 @@ from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard, shards_to_rows
 from packstore.objects import ObjectStore, open_objects
-from packstore.packing.distribute import (
-    SharedJob,
-    SharedPlan,
-    SharedRun,
-    TaskReceipt,
-    identify_run,
-    join_run,
-)
+from packstore.packing.distribute import SharedJob, SharedPlan, SharedRun, TaskReceipt, identify_run, join_run
 from packstore.packing.distribute.runners import LocalRunner, ProcessRunner, RayRunner, Runner
 from packstore.packing.plan import Plan
 from packstore.packing.run import Packed, Run, refuse_changed_source, source_changed_error
