@@ -313,9 +313,7 @@ def source_changed_error(plan: Plan, how: str) -> SourceError:
     )
 
 
-def pack_shard(
-    plan: Plan, entries: Iterable[Entry], path: Path, progress: ProgressCallback = no_progress
-) -> tuple[Manifest | None, Tally]:
+def pack_shard(plan: Plan, entries: Iterable[Entry], path: Path) -> tuple[Manifest | None, Tally]:
     """Packs one shard of a plan to ``path``. It has the same bytes as in the store of the whole plan.
 
     Writes nothing if all of its samples are skipped. Raises :class:`SampleError` at a bad sample, unless ``on_error``
@@ -325,14 +323,13 @@ def pack_shard(
         plan: The plan, its normalisation already computed.
         entries: Entries of the shard, see :meth:`packstore.packing.plan.ShardRule.split_entries`.
         path: Destination of the shard.
-        progress: Called after each batch.
 
     Returns:
         The shard's manifest, or None without records; and counts of the samples.
     """
     run, manifest = Run(plan), None
     with StoreBuilder(path, run.base) as builder:
-        run.pack(builder, entries, plan.options.workers or plan.source.workers(), progress)
+        run.pack(builder, entries, plan.options.workers or plan.source.workers())
         if builder.records:
             manifest = builder.commit()
     return manifest, run.tally

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +42,7 @@ from packstore.packing.composing import (
 from packstore.packing.encoding import EXIF_ORIENTED, drop_record_counts
 from packstore.packing.merge import MergeReport, write_composition
 from packstore.packing.plan import resolve_format
-from packstore.packing.where import Where, parse_where
+from packstore.packing.where import FileRecords, Where, parse_where
 from packstore.stores import Reader
 from packstore.stores.opening import open_reader
 
@@ -185,25 +184,6 @@ def _read_relabel(path: Path) -> dict[str, str]:
     return names
 
 
-class _FileRecords:
-    """Records of one file of a store, for a condition to test."""
-
-    def __init__(self, reader: Reader, splits: Sequence[str]) -> None:
-        self._reader = reader
-        self._splits = splits
-
-    def __len__(self) -> int:
-        return len(self._splits)
-
-    def values(self, name: str) -> NDArray[Any]:
-        """Reads the values of a fixed column or the keys; knows the splits without reading."""
-        if name == "split":
-            return np.array(self._splits, object)
-        if name == "key":
-            return np.array([self._reader.key(i) for i in range(len(self))], object)
-        return self._reader.fixed_column(name)
-
-
 def _choose_records(
     reader: Reader, where: Where | None, gone: Sequence[int], options: SelectOptions, progress: ProgressCallback
 ) -> dict[str, NDArray[np.int64]]:
@@ -213,14 +193,14 @@ def _choose_records(
     chosen: NDArray[np.int64] = np.arange(len(reader))
     if where is not None and where.columns <= {"split"} and not gone:
         # The name of the split is enough, so no file is opened.
-        ranges = [np.arange(s.start, s.stop) for s in manifest.splits if where(_FileRecords(reader, [s.name]))[0]]
+        ranges = [np.arange(s.start, s.stop) for s in manifest.splits if where(FileRecords(reader, [s.name]))[0]]
         chosen = np.concatenate([chosen[:0], *ranges])
     elif where is not None or gone:
         masks, start = [], 0
         # ``""`` in a store without splits.
         names = [split.name for split in manifest.splits for _ in range(len(split))] or [""] * len(reader)
         for part in reader.parts():
-            rows = _FileRecords(part, names[start : start + len(part)])
+            rows = FileRecords(part, names[start : start + len(part)])
             mask = np.ones(len(part), np.bool_) if where is None else where(rows)
             if gone:
                 mask = mask & ~np.isin(read_class_numbers(part, np.arange(len(part)), True), gone)
@@ -277,7 +257,7 @@ def _select_shards(reader: Reader, where: Where | None, options: SelectOptions, 
     if mixed is not None:
         raise UsageError(f"{manifest.shards.name(mixed)} holds records of several splits; leave whole shards out")
     names = [runs[0][0] for runs in parts.runs]
-    kept = {name: where is None or bool(where(_FileRecords(reader, [name]))[0]) for name in set(names)}
+    kept = {name: where is None or bool(where(FileRecords(reader, [name]))[0]) for name in set(names)}
     numbers = np.array([i for i, name in enumerate(names) if kept[name]], np.int64)
     if options.splits is None:
         by_split = {name: [i for i in numbers.tolist() if names[i] == name] for name in dict.fromkeys(names)}

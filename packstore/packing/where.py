@@ -19,13 +19,14 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError, join_names, printable
 from packstore.core.manifest import Column, Manifest
+from packstore.stores import Reader
 
 _MAX_TEXT, _MAX_DEPTH, _MAX_DIGITS = 100_000, 100, 100
 _KEYWORDS = ("and", "or", "not", "in", "like")
@@ -49,17 +50,26 @@ _TOKEN = re.compile(
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
-class TestedRecords(Protocol):
-    """Records to test, column by column."""
+class FileRecords:
+    """Records of one file of a store, for a condition to test."""
 
-    def __len__(self) -> int: ...
+    def __init__(self, reader: Reader, splits: Sequence[str]) -> None:
+        self._reader = reader
+        self._splits = splits
+
+    def __len__(self) -> int:
+        return len(self._splits)
 
     def values(self, name: str) -> NDArray[Any]:
-        """Returns the values of a fixed column, or of ``key`` or ``split`` as an array of objects."""
-        ...
+        """Reads the values of a fixed column or the keys; knows the splits without reading."""
+        if name == "split":
+            return np.array(self._splits, object)
+        if name == "key":
+            return np.array([self._reader.key(i) for i in range(len(self))], object)
+        return self._reader.fixed_column(name)
 
 
-_Truth = Callable[[TestedRecords], NDArray[np.int8]]
+_Truth = Callable[[FileRecords], NDArray[np.int8]]
 """Returns for each record 0 for false, 1 for unknown, 2 for true: ``and`` is the minimum, ``or`` the maximum."""
 
 
@@ -88,7 +98,7 @@ class Where:
     columns: frozenset[str]
     _truth: _Truth
 
-    def __call__(self, rows: TestedRecords) -> NDArray[np.bool_]:
+    def __call__(self, rows: FileRecords) -> NDArray[np.bool_]:
         """Tests all records; returns ``bool (N,)``."""
         mask: NDArray[np.bool_] = self._truth(rows) == 2
         return mask
@@ -172,7 +182,7 @@ class _Parser:
             expected = "'in' or 'like'" if negative else "==, !=, <, <=, >, >=, in, not in or like"
             raise self.make_error(f"{expected} is expected")
 
-        def compare_rows(rows: TestedRecords) -> NDArray[np.int8]:
+        def compare_rows(rows: FileRecords) -> NDArray[np.int8]:
             truth: NDArray[np.int8] = (test(rows.values(name)) != negative).astype(np.int8) * 2
             if column is not None and column.nullable:
                 truth[~rows.values(column.valid_name)] = 1  # unknown

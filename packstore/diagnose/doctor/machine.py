@@ -117,7 +117,7 @@ def read_cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
     return cores if cores > 0 else None
 
 
-def memory_facts(root: Path = Path("/sys/fs/cgroup")) -> list[Fact]:
+def memory_facts() -> list[Fact]:
     """Returns facts about memory: RAM, the container's limit if it is below the RAM, and ``/dev/shm``.
 
     ``/dev/shm`` below 1 GiB is a problem. Leaves out facts that the system does not tell.
@@ -127,7 +127,7 @@ def memory_facts(root: Path = Path("/sys/fs/cgroup")) -> list[Fact]:
     if total is not None and available is not None:
         text = f"{total / 1e9:.1f} GB, {available / 1e9:.1f} GB available"
         facts.append(Fact("memory", "RAM", {"total": total, "available": available}, text))
-    limit = read_memory_limit(root)
+    limit = read_memory_limit()
     if limit is not None and (total is None or limit < total):
         facts.append(Fact("memory", "limit of the container", limit, f"{limit / 1e9:.1f} GB, page cache included"))
     shm = Path("/dev/shm")
