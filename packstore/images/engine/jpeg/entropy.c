@@ -40,7 +40,7 @@ static enum outcome take_located(struct decoder *decoder, struct lane *lane)
     lane->mcu = part->mcu;
     lane->left = part->count;
     lane->cut_short = part->cut_short;
-    lane->taken = (uint64_t)part->bit;
+    lane->hot.taken = (uint64_t)part->bit;
     lane->part = part;
     memcpy(lane->predicted, part->predicted, sizeof lane->predicted);
     return DONE;
@@ -78,11 +78,11 @@ static enum outcome take_following(struct decoder *decoder, struct lane *lane)
  * exactly its bits, with the predictions of that checkpoint. */
 enum outcome close_segment(struct lane *lane)
 {
-    const uint8_t *at = lane->at + ((lane->taken & 255) + 7) / 8;
+    const uint8_t *at = lane->hot.at + ((lane->hot.taken & 255) + 7) / 8;
     const struct located *part = lane->part;
     lane->open = false;
     if (part && !part->cut_short && !part->at_marker) {
-        int64_t read = 8 * (lane->at - lane->unstuffed) + (int64_t)(lane->taken & 255);
+        int64_t read = 8 * (lane->hot.at - lane->unstuffed) + (int64_t)(lane->hot.taken & 255);
         size_t known = lane->decoder->input.lengths.at ? sizeof part->next[0] : sizeof part->next;
         bool same = !memcmp(lane->predicted, part->next, known);
         return same && read == 8 * (lane->end - lane->unstuffed) - (-part->end_bit & 7) ? DONE : REFUSED;
@@ -94,7 +94,7 @@ enum outcome close_segment(struct lane *lane)
 enum outcome open_segment(struct decoder *decoder, struct lane *lane)
 {
     lane->cut_short = false;
-    lane->taken = 0;
+    lane->hot.taken = 0;
     lane->part = NULL;
     memset(lane->predicted, 0, sizeof lane->predicted);
     enum outcome outcome = decoder->input.way == LOCATED ? take_located(decoder, lane) : take_following(decoder, lane);
@@ -102,7 +102,7 @@ enum outcome open_segment(struct decoder *decoder, struct lane *lane)
         return outcome;
     memset((uint8_t *)lane->end, 0, PADDING);
     lane->open = true;
-    lane->at = lane->unstuffed;
+    lane->hot.at = lane->unstuffed;
     return DONE;
 }
 
@@ -147,23 +147,12 @@ static NOT_INLINE enum outcome next_stretch(struct lane *lane)
     lane->count = lane->left < in_row ? lane->left : in_row;
     if (lane->count > most)
         lane->count = most;
-    lane->out = lane->coefficients;
-    lane->block = decoder->tables.sequence;
+    lane->hot.out = lane->coefficients;
+    lane->hot.block = decoder->tables.sequence;
     lane->chroma_left = decoder->input.lengths.at ? lane->count : 0;
-    lane->block_end = lane->block + (lane->chroma_left ? decoder->output.blocks : lane->count * headers->blocks);
+    lane->block_end = lane->hot.block + (lane->chroma_left ? decoder->output.blocks : lane->count * headers->blocks);
     return DONE;
 }
-
-/* State of a lane that the loop keeps in registers. `bits` has the unread bits at its high end. `taken` is as in struct
- * lane, but for bits 16 and above, which have no meaning: an entry of a table is added as it is. */
-struct hot {
-    uint64_t bits;
-    uint32_t taken;
-    const uint8_t *at;
-    const struct huffman *table;
-    int16_t *out;
-    const struct block_tables *block;
-};
 
 /* Provides at least 57 unread bits. */
 INLINE void refill(struct hot *hot)
@@ -181,18 +170,16 @@ INLINE uint32_t next_index(const struct hot *hot)
 
 INLINE struct hot begin_lane(const struct lane *lane)
 {
-    struct hot hot = {0, (uint32_t)lane->taken, lane->at, lane->table, lane->out, lane->block};
+    struct hot hot = lane->hot;
     refill(&hot);
     return hot;
 }
 
 INLINE void end_lane(struct lane *lane, const struct hot *hot)
 {
-    lane->at = hot->at + ((hot->taken & 255) >> 3);
-    lane->taken = hot->taken & 0xFF07;
-    lane->table = hot->table;
-    lane->out = hot->out;
-    lane->block = hot->block;
+    lane->hot = *hot;
+    lane->hot.at += (hot->taken & 255) >> 3;
+    lane->hot.taken = hot->taken & 0xFF07;
 }
 
 /* Passes over the chroma of an MCU by its length, and continues with the next. If the length is unknown, continues

@@ -140,8 +140,8 @@ const uint8_t paired_place[256] = {
     17, 57, 5,  60, 18, 46, 6,  10, 38, 30, 50, 13, 53, 25, 33, 41, 21, 61, 3,  62, 22, 42,
     26, 54, 15, 51, 29, 37, 45, 19, 63, 7,  58, 11, 55, 31, 35, 47, 23, 59, 27, 39, 43, [65 ... 255] = 43};
 
-/* `sums` receives 8 numbers of 32 bits for each of the outputs 0 to 7. */
-VECTORS INLINE void pass_vector(const __m256i *in, __m256i *sums, const int shift)
+/* `packed` receives 8 numbers of 16 bits for each of the outputs 0 to 7, two outputs in a register. */
+VECTORS INLINE void pass_vector(const __m256i *in, __m256i *packed, const int shift)
 {
     const __m256i round = _mm256_set1_epi32(1 << (shift - 1));
     __m256i v04 = in[0], v26 = in[1], v17 = in[2], v35 = in[3];
@@ -149,24 +149,25 @@ VECTORS INLINE void pass_vector(const __m256i *in, __m256i *sums, const int shif
     __m256i t1 = _mm256_add_epi32(_mm256_madd_epi16(v04, pairs(8192, -8192)), round);
     __m256i t2 = _mm256_madd_epi16(v26, pairs(4433, 4433 - 15137)),
             t3 = _mm256_madd_epi16(v26, pairs(4433 + 6270, 4433));
-    __m256i even0 = _mm256_add_epi32(t0, t3), even3 = _mm256_sub_epi32(t0, t3);
-    __m256i even1 = _mm256_add_epi32(t1, t2), even2 = _mm256_sub_epi32(t1, t2);
-    __m256i odd0 = _mm256_add_epi32(_mm256_madd_epi16(v17, pairs(9633 - 7373, 2446 - 7373 - 16069 + 9633)),
-                                    _mm256_madd_epi16(v35, pairs(9633 - 16069, 9633)));
-    __m256i odd1 = _mm256_add_epi32(_mm256_madd_epi16(v17, pairs(9633 - 3196, 9633)),
-                                    _mm256_madd_epi16(v35, pairs(9633 - 20995, 16819 - 20995 - 3196 + 9633)));
-    __m256i odd2 = _mm256_add_epi32(_mm256_madd_epi16(v17, pairs(9633, 9633 - 16069)),
-                                    _mm256_madd_epi16(v35, pairs(25172 - 20995 - 16069 + 9633, 9633 - 20995)));
-    __m256i odd3 = _mm256_add_epi32(_mm256_madd_epi16(v17, pairs(12299 - 7373 - 3196 + 9633, 9633 - 7373)),
-                                    _mm256_madd_epi16(v35, pairs(9633, 9633 - 3196)));
-    sums[0] = _mm256_srai_epi32(_mm256_add_epi32(even0, odd3), shift);
-    sums[7] = _mm256_srai_epi32(_mm256_sub_epi32(even0, odd3), shift);
-    sums[1] = _mm256_srai_epi32(_mm256_add_epi32(even1, odd2), shift);
-    sums[6] = _mm256_srai_epi32(_mm256_sub_epi32(even1, odd2), shift);
-    sums[2] = _mm256_srai_epi32(_mm256_add_epi32(even2, odd1), shift);
-    sums[5] = _mm256_srai_epi32(_mm256_sub_epi32(even2, odd1), shift);
-    sums[3] = _mm256_srai_epi32(_mm256_add_epi32(even3, odd0), shift);
-    sums[4] = _mm256_srai_epi32(_mm256_sub_epi32(even3, odd0), shift);
+    const __m256i even[4] = {_mm256_add_epi32(t0, t3), _mm256_add_epi32(t1, t2), _mm256_sub_epi32(t1, t2),
+                             _mm256_sub_epi32(t0, t3)};
+    const __m256i odd[4] = {_mm256_add_epi32(_mm256_madd_epi16(v17, pairs(12299 - 7373 - 3196 + 9633, 9633 - 7373)),
+                                             _mm256_madd_epi16(v35, pairs(9633, 9633 - 3196))),
+                            _mm256_add_epi32(_mm256_madd_epi16(v17, pairs(9633, 9633 - 16069)),
+                                             _mm256_madd_epi16(v35, pairs(25172 - 20995 - 16069 + 9633, 9633 - 20995))),
+                            _mm256_add_epi32(_mm256_madd_epi16(v17, pairs(9633 - 3196, 9633)),
+                                             _mm256_madd_epi16(v35, pairs(9633 - 20995, 16819 - 20995 - 3196 + 9633))),
+                            _mm256_add_epi32(_mm256_madd_epi16(v17, pairs(9633 - 7373, 2446 - 7373 - 16069 + 9633)),
+                                             _mm256_madd_epi16(v35, pairs(9633 - 16069, 9633)))};
+    __m256i sums[8];
+#pragma GCC unroll 4
+    for (int n = 0; n < 4; n++) {
+        sums[n] = _mm256_srai_epi32(_mm256_add_epi32(even[n], odd[n]), shift);
+        sums[7 - n] = _mm256_srai_epi32(_mm256_sub_epi32(even[n], odd[n]), shift);
+    }
+#pragma GCC unroll 4
+    for (int n = 0; n < 4; n++)
+        packed[n] = _mm256_packs_epi32(sums[2 * n], sums[2 * n + 1]);
 }
 
 /* Pairs of 16-bit numbers: selects the even ones, or the odd ones, of `a` and of `b` in each half. */
@@ -183,7 +184,7 @@ VECTORS INLINE __m256i odd_pairs(__m256i a, __m256i b)
 VECTORS INLINE enum outcome block_vector(const int16_t *coefficients, int dc, const int16_t *quantisation,
                                          const int16_t *limit, uint8_t *to, int64_t stride)
 {
-    __m256i rows[4], sums[8], wrong = _mm256_setzero_si256();
+    __m256i rows[4], packed[4], wrong = _mm256_setzero_si256();
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++)
         rows[i] = _mm256_load_si256((const __m256i *)coefficients + i);
@@ -199,33 +200,28 @@ VECTORS INLINE enum outcome block_vector(const int16_t *coefficients, int dc, co
         wrong = _mm256_or_si256(wrong, _mm256_cmpgt_epi16(_mm256_abs_epi16(rows[i]), most));
         rows[i] = _mm256_mullo_epi16(rows[i], _mm256_load_si256((const __m256i *)quantisation + i));
     }
-    pass_vector(rows, sums, 11);
-    __m256i p01 = _mm256_packs_epi32(sums[0], sums[1]), p23 = _mm256_packs_epi32(sums[2], sums[3]);
-    __m256i p45 = _mm256_packs_epi32(sums[4], sums[5]), p67 = _mm256_packs_epi32(sums[6], sums[7]);
+    pass_vector(rows, packed, 11);
     __m256i half = _mm256_set1_epi16(MOST_BETWEEN + 1);
-    __m256i beyond = _mm256_or_si256(_mm256_or_si256(_mm256_add_epi16(p01, half), _mm256_add_epi16(p23, half)),
-                                     _mm256_or_si256(_mm256_add_epi16(p45, half), _mm256_add_epi16(p67, half)));
+    __m256i beyond =
+        _mm256_or_si256(_mm256_or_si256(_mm256_add_epi16(packed[0], half), _mm256_add_epi16(packed[1], half)),
+                        _mm256_or_si256(_mm256_add_epi16(packed[2], half), _mm256_add_epi16(packed[3], half)));
     wrong = _mm256_or_si256(wrong, _mm256_srai_epi16(beyond, 15));
     if (UNLIKELY(!_mm256_testz_si256(wrong, wrong)))
         return REFUSED;
     /* The halves have columns 0 and 4, and 1 and 7 (or 2 and 6, and 3 and 5) of four rows. */
-    __m256i upper = even_pairs(p01, p23), lower = even_pairs(p45, p67);
+    __m256i upper = even_pairs(packed[0], packed[1]), lower = even_pairs(packed[2], packed[3]);
     rows[0] = _mm256_permute2x128_si256(upper, lower, 0x20);
     rows[2] = _mm256_permute2x128_si256(upper, lower, 0x31);
-    upper = odd_pairs(p01, p23);
-    lower = odd_pairs(p45, p67);
+    upper = odd_pairs(packed[0], packed[1]);
+    lower = odd_pairs(packed[2], packed[3]);
     rows[1] = _mm256_permute2x128_si256(upper, lower, 0x20);
     rows[3] = _mm256_permute2x128_si256(upper, lower, 0x31);
-    pass_vector(rows, sums, 18);
-    p01 = _mm256_packs_epi32(sums[0], sums[1]);
-    p23 = _mm256_packs_epi32(sums[2], sums[3]);
-    p45 = _mm256_packs_epi32(sums[4], sums[5]);
-    p67 = _mm256_packs_epi32(sums[6], sums[7]);
+    pass_vector(rows, packed, 18);
     /* Each half has four columns of four rows, column by column. */
     const __m256i order =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
-    __m256i left = _mm256_shuffle_epi8(_mm256_packs_epi16(p01, p23), order);
-    __m256i right = _mm256_shuffle_epi8(_mm256_packs_epi16(p45, p67), order);
+    __m256i left = _mm256_shuffle_epi8(_mm256_packs_epi16(packed[0], packed[1]), order);
+    __m256i right = _mm256_shuffle_epi8(_mm256_packs_epi16(packed[2], packed[3]), order);
     const __m256i middle = _mm256_set1_epi8(-128);
     left = _mm256_xor_si256(left, middle);
     right = _mm256_xor_si256(right, middle);

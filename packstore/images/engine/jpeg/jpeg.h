@@ -70,14 +70,22 @@ struct block_tables {
     const struct huffman *dc, *ac;
 };
 
-/* State of a restart segment while it is not being decoded. */
-struct lane {
-    struct decoder *decoder;
-    uint32_t taken; /* bits read since `at`; from bit 8 on: index of the next coefficient */
-    const uint8_t *at, *end;
+/* What the loop keeps in registers of a lane: `bits` has the unread bits at its high end. */
+struct hot {
+    uint64_t bits;
+    uint32_t taken; /* bits read since `at`; from bit 8 on: index of the next coefficient; from bit 16 on: no meaning */
+    const uint8_t *at;
     const struct huffman *table;
     int16_t *out;
-    const struct block_tables *block, *block_end;
+    const struct block_tables *block;
+};
+
+/* A restart segment. `hot` is its state while it is not being decoded. */
+struct lane {
+    struct decoder *decoder;
+    struct hot hot;
+    const uint8_t *end;
+    const struct block_tables *block_end;
     int64_t mcu, count, left;   /* first MCU of the stretch; number of its MCUs; MCUs of the segment from there on */
     bool open, cut_short;       /* has a segment; the segment continues after the needed part */
     enum outcome outcome;       /* after it has stopped: NO_MORE, HELD or REFUSED */

@@ -247,8 +247,8 @@ static enum outcome begin_segment(struct skipper *skipper, bool gray)
 static enum outcome end_segment(struct skipper *skipper, bool gray)
 {
     struct lane *lane = &skipper->decoder->input.lanes[0];
-    lane->at = skipper->unstuffed + (skipper->bits >> 3);
-    lane->taken = (uint64_t)skipper->bits & 7;
+    lane->hot.at = skipper->unstuffed + (skipper->bits >> 3);
+    lane->hot.taken = (uint64_t)skipper->bits & 7;
     if (close_segment(lane) != DONE)
         return REFUSED;
     place_points(skipper->decoder, lane->base, skipper->first, skipper->mcu, skipper->end - skipper->unstuffed);

@@ -130,9 +130,7 @@ enum outcome place_pixels(struct worker *worker, const struct image *image, cons
         else
             for (int64_t x = 0; x < width; x++)
                 places[x] = columns[x] < 0 || rows[y] < 0 ? outside : (uint32_t)(rows[y] * width + columns[x]);
-        for (int64_t x = 0; x < width - 1; x++) /* and a byte that the next pixel overwrites */
-            memcpy(to + 3 * x, source + 3 * (int64_t)places[x], 4);
-        memcpy(to + 3 * (width - 1), source + 3 * (int64_t)places[width - 1], 3);
+        show_places(to, source, places, width);
     }
     return DONE;
 }

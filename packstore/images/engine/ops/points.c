@@ -88,8 +88,7 @@ static void flush(struct run *run)
                 do_tables(run, &run->points[i], run->image->at + at, count, 0);
         }
     else
-        for (int64_t at = 0; at < pixels; at += STRIP) {
-            int64_t count = pixels - at < STRIP ? pixels - at : STRIP;
+        for (int64_t at = 0, count; (count = smaller(pixels - at, STRIP)) > 0; at += count) {
             uint8_t strip[3 * STRIP], *planes[3];
             take_planes(run, at, count, strip, planes);
             const uint8_t *shown[3] = {planes[0], planes[1], planes[2]};
@@ -145,8 +144,7 @@ static void add_tables(struct run *run, const uint8_t *const own[3], bool blends
 static float mean_gray(const struct run *run, bool as_pillow)
 {
     int64_t pixels = run->image->height * run->image->width, sum = 0;
-    for (int64_t at = 0; at < pixels; at += STRIP) {
-        int64_t count = pixels - at < STRIP ? pixels - at : STRIP;
+    for (int64_t at = 0, count; (count = smaller(pixels - at, STRIP)) > 0; at += count) {
         uint8_t strip[3 * STRIP], *planes[3];
         take_planes(run, at, count, strip, planes);
         if (!as_pillow) {
@@ -168,8 +166,7 @@ static void autocontrast(struct run *run, int flags)
 {
     int64_t pixels = run->image->height * run->image->width;
     uint8_t low[3] = {255, 255, 255}, high[3] = {0, 0, 0}, tables[3][256];
-    for (int64_t at = 0; at < pixels; at += STRIP) {
-        int64_t count = pixels - at < STRIP ? pixels - at : STRIP;
+    for (int64_t at = 0, count; (count = smaller(pixels - at, STRIP)) > 0; at += count) {
         uint8_t strip[3 * STRIP], *planes[3];
         take_planes(run, at, count, strip, planes);
         for (int c = 0; c < 3; c++)

@@ -1,18 +1,7 @@
-/*
- * Programs: operations with drawn parameters, on the pixels of an image, (height, width, 3), in place.
- *
- * program.c  runs the steps of a program
- * points.c   colours: steps become tables and passes
- * channels.c the loops of these
- * pillow.c   likewise, with Pillow's arithmetic
- * blur.c     blurring and sharpening
- * warp.c     affine and perspective maps
- * shift.c    affine maps that move pixels along one axis
- * erase.c    erasing, noise, mirroring, sums of images
+/* Programs: operations with drawn parameters, on the pixels of an image, (height, width, 3), in place.
  *
  * packstore/images/programs.py says what the steps and their parameters mean. The arithmetic is torchvision's for uint8
- * (transforms/v2/functional), or with AS_PILLOW that of Pillow.
- */
+ * (transforms/v2/functional), or with AS_PILLOW that of Pillow. */
 #pragma once
 
 #include "../core/base.h"
@@ -89,6 +78,8 @@ operation erase, add_noise, mirror_image, flip_image, keep_image, add_image, mix
 enum outcome run_program(struct worker *, const struct image *, const struct step *, int64_t count);
 /* points.c */
 enum outcome run_points(struct worker *, const struct image *, const struct step *, int64_t count, int64_t *done);
+/* warp.c */
+void show_places(uint8_t *to, const uint8_t *source, const uint32_t *places, int64_t count);
 /* shift.c */
 bool moves_one_axis(const struct step *);
 enum outcome warp_one_axis(struct worker *, const struct image *, const struct step *, const struct taps_of_warp *);

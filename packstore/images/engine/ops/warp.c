@@ -125,13 +125,12 @@ INLINE void places_of(uint32_t *restrict places, const struct taps_of_warp *taps
 BOTH_LOOPS(void, places, (uint32_t *places, const struct taps_of_warp *taps, uint32_t fill, int64_t count),
            places_of(places, taps, fill, count))
 
-static void nearest(const struct kernels *kernels, uint8_t *to, const struct taps_of_warp *taps, uint32_t *places,
-                    int64_t count)
+/* Writes the pixels of a row, whose indices in the source are known. */
+void show_places(uint8_t *to, const uint8_t *source, const uint32_t *places, int64_t count)
 {
-    kernels->places(places, taps, (uint32_t)(taps->height * taps->width), count);
     for (int64_t i = 0; i < count - 1; i++) /* and a byte that the next pixel overwrites */
-        memcpy(to + 3 * i, taps->at + 3 * (int64_t)places[i], 4);
-    memcpy(to + 3 * (count - 1), taps->at + 3 * (int64_t)places[count - 1], 3);
+        memcpy(to + 3 * i, source + 3 * (int64_t)places[i], 4);
+    memcpy(to + 3 * (count - 1), source + 3 * (int64_t)places[count - 1], 3);
 }
 
 INLINE void bicubic_pixel(uint8_t *to, const struct taps_of_warp *taps, float x, float y)
@@ -201,14 +200,33 @@ VECTORS INLINE __m256 two_weights(const float *a, const float *b)
     return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_broadcast_ss(a)), _mm_broadcast_ss(b), 1);
 }
 
-/* Interpolates eight pixels whose neighbours are all inside the source. */
-VECTORS INLINE void eight_bilinear(uint8_t *to, const struct taps_of_warp *taps, __m256 x, __m256 y)
+/* The fill as two pixels. */
+VECTORS INLINE __m256 two_fills(const float *fill)
+{
+    return _mm256_setr_ps(fill[0], fill[1], fill[2], 0, fill[0], fill[1], fill[2], 0);
+}
+
+/* Writes two pixels, blended with the fill if the source has only a part of `share`; `clips` values to bytes. */
+VECTORS INLINE void show_two(uint8_t *to, __m256 sum, bool blends, __m256 share, __m256 fill, const bool clips)
 {
     const __m256i dense =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1));
-    const __m256 one = _mm256_set1_ps(1);
-    const __m256 fill =
-        _mm256_setr_ps(taps->fill[0], taps->fill[1], taps->fill[2], 0, taps->fill[0], taps->fill[1], taps->fill[2], 0);
+    if (blends)
+        sum = _mm256_add_ps(_mm256_mul_ps(_mm256_sub_ps(sum, fill), share), fill);
+    __m256i whole = _mm256_cvtps_epi32(sum);
+    if (clips)
+        whole = _mm256_min_epi32(_mm256_max_epi32(whole, _mm256_setzero_si256()), _mm256_set1_epi32(255));
+    whole = _mm256_shuffle_epi8(whole, dense);
+    int32_t first = _mm_cvtsi128_si32(_mm256_castsi256_si128(whole));
+    int32_t second = _mm_cvtsi128_si32(_mm256_extracti128_si256(whole, 1));
+    memcpy(to, &first, 4);
+    memcpy(to + 3, &second, 3);
+}
+
+/* Interpolates eight pixels whose neighbours are all inside the source. */
+VECTORS INLINE void eight_bilinear(uint8_t *to, const struct taps_of_warp *taps, __m256 x, __m256 y)
+{
+    const __m256 one = _mm256_set1_ps(1), fill = two_fills(taps->fill);
     float weights[5][8];
     int32_t columns[8], rows[8];
     __m256i left = _mm256_cvttps_epi32(x), top = _mm256_cvttps_epi32(y);
@@ -226,22 +244,14 @@ VECTORS INLINE void eight_bilinear(uint8_t *to, const struct taps_of_warp *taps,
     for (int i = 0; i < 8; i += 2, to += 6) {
         const uint8_t *a = taps->at + 3 * (rows[i] * taps->width + columns[i]), *below_a = a + 3 * taps->width;
         const uint8_t *b = taps->at + 3 * (rows[i + 1] * taps->width + columns[i + 1]), *below_b = b + 3 * taps->width;
+        const uint8_t *const pixels[4][2] = {{a, b}, {a + 3, b + 3}, {below_a, below_b}, {below_a + 3, below_b + 3}};
         __m256 sum = _mm256_mul_ps(two_pixels(a, b), two_weights(&weights[0][i], &weights[0][i + 1]));
-        sum = _mm256_add_ps(sum,
-                            _mm256_mul_ps(two_pixels(a + 3, b + 3), two_weights(&weights[1][i], &weights[1][i + 1])));
-        sum = _mm256_add_ps(
-            sum, _mm256_mul_ps(two_pixels(below_a, below_b), two_weights(&weights[2][i], &weights[2][i + 1])));
-        sum = _mm256_add_ps(
-            sum, _mm256_mul_ps(two_pixels(below_a + 3, below_b + 3), two_weights(&weights[3][i], &weights[3][i + 1])));
-        if (taps->way == FILL_BLEND) {
-            __m256 share = two_weights(&weights[4][i], &weights[4][i + 1]);
-            sum = _mm256_add_ps(_mm256_mul_ps(_mm256_sub_ps(sum, fill), share), fill);
-        }
-        __m256i rounded = _mm256_shuffle_epi8(_mm256_cvtps_epi32(sum), dense); /* sums are below 255.5 */
-        int32_t first = _mm_cvtsi128_si32(_mm256_castsi256_si128(rounded));
-        int32_t second = _mm_cvtsi128_si32(_mm256_extracti128_si256(rounded, 1));
-        memcpy(to, &first, 4);
-        memcpy(to + 3, &second, 3);
+#pragma GCC unroll 3
+        for (int n = 1; n < 4; n++)
+            sum = _mm256_add_ps(sum, _mm256_mul_ps(two_pixels(pixels[n][0], pixels[n][1]),
+                                                   two_weights(&weights[n][i], &weights[n][i + 1])));
+        /* sums are below 255.5 */
+        show_two(to, sum, taps->way == FILL_BLEND, two_weights(&weights[4][i], &weights[4][i + 1]), fill, false);
     }
 }
 
@@ -268,10 +278,7 @@ VECTORS INLINE void eight_cubic_weights(float weights[4][8], __m256 part)
 /* Interpolates eight pixels whose neighbours are all inside the source. */
 VECTORS INLINE void eight_bicubic(uint8_t *to, const struct taps_of_warp *taps, __m256 x, __m256 y)
 {
-    const __m256i dense =
-        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1));
-    const __m256 fill =
-        _mm256_setr_ps(taps->fill[0], taps->fill[1], taps->fill[2], 0, taps->fill[0], taps->fill[1], taps->fill[2], 0);
+    const __m256 fill = two_fills(taps->fill);
     float across[4][8], down[4][8], shares[8];
     int32_t columns[8], rows[8];
     __m256i left = _mm256_cvttps_epi32(x), top = _mm256_cvttps_epi32(y);
@@ -298,15 +305,7 @@ VECTORS INLINE void eight_bicubic(uint8_t *to, const struct taps_of_warp *taps, 
                 own = _mm256_add_ps(own, _mm256_mul_ps(two_pixels(a + 3 * k, b + 3 * k), weights[k]));
             sum = _mm256_add_ps(sum, _mm256_mul_ps(own, two_weights(&down[n][i], &down[n][i + 1])));
         }
-        if (taps->way == FILL_BLEND)
-            sum = _mm256_add_ps(_mm256_mul_ps(_mm256_sub_ps(sum, fill), two_weights(&shares[i], &shares[i + 1])), fill);
-        __m256i whole = _mm256_cvtps_epi32(sum);
-        whole = _mm256_min_epi32(_mm256_max_epi32(whole, _mm256_setzero_si256()), _mm256_set1_epi32(255));
-        whole = _mm256_shuffle_epi8(whole, dense);
-        int32_t first = _mm_cvtsi128_si32(_mm256_castsi256_si128(whole));
-        int32_t second = _mm_cvtsi128_si32(_mm256_extracti128_si256(whole, 1));
-        memcpy(to, &first, 4);
-        memcpy(to + 3, &second, 3);
+        show_two(to, sum, taps->way == FILL_BLEND, two_weights(&shares[i], &shares[i + 1]), fill, true);
     }
 }
 
@@ -380,10 +379,12 @@ enum outcome warp(struct worker *worker, const struct image *image, const struct
     for (int64_t row = 0; row < image->height; row++) {
         uint8_t *to = image->at + 3 * row * width;
         kernels->locate(x, y, outside, &map, row, image->height, width);
-        if ((step->flags & 3) == NEAREST)
-            nearest(kernels, to, &taps, places, width);
-        else
+        if ((step->flags & 3) == NEAREST) {
+            kernels->places(places, &taps, (uint32_t)(image->height * width), width);
+            show_places(to, taps.at, places, width);
+        } else {
             kernels->interpolate(to, &taps, (step->flags & 3) == BICUBIC, width);
+        }
     }
     return DONE;
 }
