@@ -108,19 +108,19 @@ def make_further_thumbnails(
     return thumbnails, len(files) - len(thumbnails)
 
 
-def stack_images_below(image: Pixels, further: Sequence[Pixels], gap: int = 1) -> Pixels:
-    """Returns ``image`` with ``further`` images in a row below it, ``gap`` pixels apart, on white. Returns ``image``
-    itself if there are none."""
+def stack_images_below(image: Pixels, further: Sequence[Pixels]) -> Pixels:
+    """Returns ``image`` with ``further`` images in a row below it, a pixel apart, on white. Returns ``image`` itself
+    if there are none."""
     if not further:
         return image
-    width = max(image.shape[1], sum(each.shape[1] + gap for each in further) - gap)
-    height = image.shape[0] + gap + max(each.shape[0] for each in further)
+    width = max(image.shape[1], sum(each.shape[1] + 1 for each in further) - 1)
+    height = image.shape[0] + 1 + max(each.shape[0] for each in further)
     whole = np.full((height, width, 3), 255, np.uint8)
     whole[: image.shape[0], : image.shape[1]] = image
-    top, left = image.shape[0] + gap, 0
+    top, left = image.shape[0] + 1, 0
     for each in further:
         whole[top : top + each.shape[0], left : left + each.shape[1]] = each
-        left += each.shape[1] + gap
+        left += each.shape[1] + 1
     return whole
 
 

@@ -18,13 +18,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import DecodeError
 from packstore.core.modes import Mode, mode_of
 from packstore.images.header import Data, HeaderError, ImageInfo, no_such_frame, too_many_values
-from packstore.images.kinds.base import (
-    ImageDescription,
-    ImageFile,
-    UnusualError,
-    damaged_image,
-    import_extra,
-)
+from packstore.images.kinds.base import ImageDescription, ImageFile, UnusualError, damaged_image, import_extra
 from packstore.images.sniff import get_kind
 
 if TYPE_CHECKING:

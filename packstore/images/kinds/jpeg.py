@@ -15,14 +15,7 @@ from numpy.typing import NDArray
 
 from packstore.core.modes import Mode, parse_mode
 from packstore.images.header import Data, HeaderError, ImageInfo, check_cost, no_such_frame
-from packstore.images.kinds.base import (
-    GRAY_TO_COLOUR,
-    Frames,
-    ImageDescription,
-    ImageFile,
-    UnusualError,
-    damaged_image,
-)
+from packstore.images.kinds.base import GRAY_TO_COLOUR, Frames, ImageDescription, ImageFile, UnusualError, damaged_image
 
 _REMEMBERED_BYTES = 4096
 _latest: tuple[bytes, ImageInfo] | None = None

@@ -18,6 +18,7 @@ from urllib.parse import parse_qs
 
 import h11
 import uvicorn
+from starlette.responses import Response
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 Message = MutableMapping[str, Any]
@@ -79,39 +80,38 @@ class Guard:
         refusal = self._find_refusal(scope, headers)
         if refusal is not None:
             status, why, more = refusal
-            await _send_response(send_with_headers, status, json.dumps({"error": why}).encode(), more)
+            await _error_response(why, status, more)(scope, receive, send_with_headers)
             return
         if scope["path"] == "/" and b"token=" in scope["query_string"]:
             # Removes the token from the address, which people copy; the fragment after # stays.
             cookie = f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Strict"
-            await _send_response(send_with_headers, 303, b"", [(b"location", b"/"), (b"set-cookie", cookie.encode())])
+            moved = Response(status_code=303, headers={"location": "/", "set-cookie": cookie})
+            await moved(scope, receive, send_with_headers)
             return
         try:
             await self._app(scope, receive, send_with_headers)
         except asyncio.CancelledError:  # uvicorn would log it with its traceback
             if not begun:
-                body = json.dumps({"error": "the server stops"}).encode()
-                await _send_response(send_with_headers, 503, body, [(b"connection", b"close")])
+                stopped = _error_response("the server stops", 503, {"connection": "close"})
+                await stopped(scope, receive, send_with_headers)
 
-    def _find_refusal(
-        self, scope: Message, headers: dict[str, str]
-    ) -> tuple[int, str, list[tuple[bytes, bytes]]] | None:
+    def _find_refusal(self, scope: Message, headers: dict[str, str]) -> tuple[int, str, dict[str, str]] | None:
         """Returns the status, reason and headers that refuse a request, or None to permit it."""
         if scope["method"] != "GET":
-            return 405, "only GET is allowed: this server changes nothing", [(b"allow", b"GET")]
+            return 405, "only GET is allowed: this server changes nothing", {"allow": "GET"}
         host = headers.get("host", "")
         if host.partition(":")[0] not in HOSTS:
-            return 421, f"this server answers only as {' or '.join(HOSTS)}", []
+            return 421, f"this server answers only as {' or '.join(HOSTS)}", {}
         if headers.get("origin", f"http://{host}") != f"http://{host}":
-            return 403, "requests from other pages are refused", []
+            return 403, "requests from other pages are refused", {}
         # A browser may follow a link from another page.
         from_elsewhere = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
         if from_elsewhere and headers.get("sec-fetch-mode") != "navigate":
-            return 403, "requests from other pages are refused", []
+            return 403, "requests from other pages are refused", {}
         asked = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
         given = asked if scope["path"] == "/" and asked else self._cookie_token(headers.get("cookie", ""))
         if not secrets.compare_digest(given.encode("utf-8", "replace"), self._token.encode()):
-            return 403, "the token is missing or wrong: open the address that packstore view has printed", []
+            return 403, "the token is missing or wrong: open the address that packstore view has printed", {}
         return None
 
     def _cookie_token(self, text: str) -> str:
@@ -120,13 +120,9 @@ class Guard:
         return next((value for name, _, value in pairs if name == self._cookie), "")
 
 
-async def _send_response(
-    send: Callable[[Message], Awaitable[None]], status: int, body: bytes, headers: list[tuple[bytes, bytes]]
-) -> None:
-    """Sends a whole response of JSON."""
-    start = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *headers]
-    await send({"type": "http.response.start", "status": status, "headers": start})
-    await send({"type": "http.response.body", "body": body})
+def _error_response(text: str, status: int, headers: dict[str, str]) -> Response:
+    """Creates a response with an error as JSON."""
+    return Response(json.dumps({"error": text}), status, headers, "application/json")
 
 
 class Protocol(H11Protocol):
