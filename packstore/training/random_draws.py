@@ -268,10 +268,9 @@ def uniform(draws: Draws, low: float, high: float, draw: int) -> Floats:
     return values
 
 
-def chance(draws: Draws, p: float, draw: int) -> NDArray[np.bool_]:
+def chance(draws: Draws, p: float, draw: int) -> Array:
     """Draws bool ``(B,)``: True with probability ``p``."""
-    happens: NDArray[np.bool_] = draws.bits(draw) < round(p * 2**32)
-    return happens
+    return draws.bits(draw) < round(p * 2**32)
 
 
 def normal(draws: Draws, draw: int) -> Floats:

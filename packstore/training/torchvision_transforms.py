@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 from itertools import islice
-from types import CellType, CodeType
+from types import CellType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from packstore.images.engine import OutputFormat
-from packstore.training.augment.steps import flatten_transforms, is_of_torchvision
+from packstore.training.augment.steps import flatten_transforms, is_of_torchvision, list_names
 from packstore.training.pictures import ImageReader, has_pil_mode
 from packstore.training.planned_images import PlannedBatch, PlannedImage, can_plan, make_rows, plan_pixels
 from packstore.training.planned_transforms import STEP_TRANSFORMS, call_transform, has_steps
@@ -281,15 +281,7 @@ def _makes_tensor(step: Any) -> bool:
     if is_of_torchvision(type(step)):
         return False
     functions = [step, *(getattr(type(step), name, None) for name in ("__call__", "forward"))]
-    return any(_CALLED_FOR_TENSORS & _list_names(getattr(function, "__code__", None)) for function in functions)
-
-
-def _list_names(code: CodeType | None) -> set[str]:
-    """Returns the names that a function looks up, also in functions inside it."""
-    if code is None:
-        return set()
-    inside = [_list_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
-    return {*code.co_names}.union(*inside)
+    return any(_CALLED_FOR_TENSORS & list_names(getattr(function, "__code__", None)) for function in functions)
 
 
 def _iterate_inside(step: Any, depth: int = 3) -> Iterator[Any]:

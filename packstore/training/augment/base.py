@@ -354,10 +354,12 @@ def check_padding_mode(operation: GeometricOperation, mode: Any) -> None:
         raise UsageError(f"{type(operation).__name__}: padding_mode should be one of {modes}, got {mode!r}")
 
 
-def check_probability(operation: Any, p: Any) -> None:
-    """Raises :class:`UsageError`, which names the operation, unless ``p`` is a number from 0 to 1."""
-    if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p <= 1:
-        raise UsageError(f"{type(operation).__name__}: p should be 0 … 1, got {p!r}")
+def check_number(operation: Any, name: str, low: float, high: float, whole: bool = False) -> None:
+    """Raises :class:`UsageError` unless the option ``name`` is a (``whole``) number from ``low`` to ``high``."""
+    value = getattr(operation, name)
+    is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high:
+        raise UsageError(f"{type(operation).__name__}: {name} should be {low:,.10g} … {high:,.10g}, got {value!r}")
 
 
 def parse_range(operation: Any, name: str, pair: Any, low: float, high: float) -> tuple[float, float]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from packstore.core.errors import UsageError
 from packstore.images.programs import MOST_FACTOR, MOST_KERNEL, Code, Program, join_programs, new_program, step
-from packstore.training.augment.base import Size, check_probability, parse_range
+from packstore.training.augment.base import Size, check_number, parse_range
 from packstore.training.augment.program_operation import ProgramOperation
 from packstore.training.random_draws import Draws, chance, permutation, uniform
 
@@ -119,7 +119,7 @@ class _WithProbability(_ColourOperation):
     p: float
 
     def __post_init__(self) -> None:
-        check_probability(self, self.p)
+        check_number(self, "p", 0, 1)
 
     @property
     def parameters(self) -> tuple[float, ...]:
@@ -169,8 +169,7 @@ class RandomPosterize(_WithProbability):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.bits, bool) or not isinstance(self.bits, int) or not 0 <= self.bits <= 8:
-            raise UsageError(f"RandomPosterize: bits should be 0 … 8, got {self.bits!r}")
+        check_number(self, "bits", 0, 8, whole=True)
 
     @property
     def parameters(self) -> tuple[float, ...]:
@@ -191,10 +190,7 @@ class RandomSolarize(_WithProbability):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.threshold, bool) or not isinstance(self.threshold, int | float):
-            raise UsageError(f"RandomSolarize: threshold should be a number, got {self.threshold!r}")
-        if not 0 <= self.threshold <= 255:
-            raise UsageError(f"RandomSolarize: threshold should be 0 … 255, got {self.threshold!r}")
+        check_number(self, "threshold", 0, 255)
 
     @property
     def parameters(self) -> tuple[float, ...]:
@@ -239,10 +235,7 @@ class RandomAdjustSharpness(_WithProbability):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.sharpness_factor, int | float) or not 0 <= self.sharpness_factor <= MOST_FACTOR:
-            raise UsageError(
-                f"RandomAdjustSharpness: sharpness_factor should be 0 … {MOST_FACTOR:g}, got {self.sharpness_factor!r}"
-            )
+        check_number(self, "sharpness_factor", 0, MOST_FACTOR)
 
     @property
     def parameters(self) -> tuple[float, ...]:
@@ -279,7 +272,7 @@ class RandomPhotometricDistort(_ColourOperation):
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        check_probability(self, self.p)
+        check_number(self, "p", 0, 1)
         for name in _FACTORS:
             bounds = (-0.5, 0.5) if name == "hue" else (0.0, MOST_FACTOR)
             object.__setattr__(self, name, parse_range(self, name, getattr(self, name), *bounds))
@@ -367,10 +360,8 @@ class GaussianNoise(_ColourOperation):
     clip: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.sigma, int | float) or not 0 <= self.sigma <= _MOST_NOISE:
-            raise UsageError(f"GaussianNoise: sigma should be 0 … {_MOST_NOISE}, got {self.sigma!r}")
-        if not isinstance(self.mean, int | float) or not -_MOST_NOISE <= self.mean <= _MOST_NOISE:
-            raise UsageError(f"GaussianNoise: mean should be {-_MOST_NOISE} … {_MOST_NOISE}, got {self.mean!r}")
+        check_number(self, "sigma", 0, _MOST_NOISE)
+        check_number(self, "mean", -_MOST_NOISE, _MOST_NOISE)
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
         """Draws a seed for each image, from which the kernels compute the noise."""

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from packstore.core.errors import UsageError
 from packstore.training.arguments import parse_numbers
-from packstore.training.augment.base import Crops, GeometricOperation, check_probability, parse_range, where
-from packstore.training.random_draws import Draws, to_float64, to_int64
+from packstore.training.augment.base import Crops, GeometricOperation, check_number, parse_range, where
+from packstore.training.random_draws import Draws, chance, to_float64, to_int64
 
 
 class BatchBoxes(NamedTuple):
@@ -63,7 +63,7 @@ class RandomZoomOut(_ImageByImage):
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        check_probability(self, self.p)
+        check_number(self, "p", 0, 1)
         object.__setattr__(self, "side_range", parse_range(self, "side_range", self.side_range, 1, 100))
         if not isinstance(self.fill, int | float):
             parse_numbers("RandomZoomOut: fill", self.fill)
@@ -78,7 +78,7 @@ class RandomZoomOut(_ImageByImage):
         height, width = crops.window[:, 2], crops.window[:, 3]
         low, high = self.side_range
         ratio = draws.uniform(1) * (high - low) + low
-        happens = draws.bits(0) < round(self.p * 2**32)
+        happens = chance(draws, self.p, 0)
         tall, wide = (where(happens, to_int64(to_float64(length) * ratio), length) for length in (height, width))
         left, top = (
             to_int64(to_float64(more) * draws.uniform(draw)) for draw, more in ((2, wide - width), (3, tall - height))
@@ -126,8 +126,7 @@ class RandomIoUCrop(_ImageByImage):
         object.__setattr__(
             self, "sampler_options", parse_numbers("RandomIoUCrop: sampler_options", self.sampler_options)
         )
-        if not isinstance(self.trials, int) or not 1 <= self.trials <= _MOST_TRIALS:
-            raise UsageError(f"RandomIoUCrop: trials should be 1 … {_MOST_TRIALS:,}, got {self.trials!r}")
+        check_number(self, "trials", 1, _MOST_TRIALS, whole=True)
 
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
         """Raises :class:`UsageError`, because this crop cannot be drawn without boxes. See :meth:`plan_around`."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from packstore.core.errors import UsageError
 from packstore.images.programs import Code, Program, join_programs, new_program, step
 from packstore.training.arguments import CheckedArguments
-from packstore.training.augment.base import Size, check_probability, parse_range
+from packstore.training.augment.base import Size, check_number, parse_range
 from packstore.training.augment.colour import seed_parameters
 from packstore.training.augment.crop import fill_like
 from packstore.training.augment.kernels import IMAGENET_BYTES
@@ -54,7 +54,7 @@ class RandomErasing(ProgramOperation):
     count: int | tuple[int, int] = 1
 
     def __post_init__(self) -> None:
-        check_probability(self, self.p)
+        check_number(self, "p", 0, 1)
         object.__setattr__(self, "scale", parse_range(self, "scale", self.scale, 0, 1))
         object.__setattr__(self, "ratio", parse_range(self, "ratio", self.ratio, 1e-6, 1e6))
         if isinstance(self.value, str):

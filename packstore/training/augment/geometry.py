@@ -18,9 +18,9 @@ from packstore.training.augment.base import (
     GeometricOperation,
     PaddingMode,
     Size,
+    check_number,
     check_padding,
     check_padding_mode,
-    check_probability,
     join_columns,
     parse_positive_range,
     parse_size,
@@ -29,7 +29,7 @@ from packstore.training.augment.base import (
 )
 from packstore.training.augment.crop import crop, mirror_images, pad_constant
 from packstore.training.augment.resample import crop_and_resize, resize
-from packstore.training.random_draws import MASK, Array, Draws, log_uniform, pick_attempt, to_float64, to_int64
+from packstore.training.random_draws import MASK, Array, Draws, chance, log_uniform, pick_attempt, to_float64, to_int64
 
 
 class ResizingOperation(GeometricOperation):
@@ -480,15 +480,14 @@ class RandomHorizontalFlip(GeometricOperation):
     mirrors: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_probability(self, self.p)
+        check_number(self, "p", 0, 1)
 
     def flip_mask(self, draws: Draws) -> Array:
         """Draws which images to mirror, bool ``(B,)``."""
-        threshold = round(self.p * 2**32)
         if not self.alternating:
-            return draws.bits(0) < threshold
+            return chance(draws, self.p, 0)
         # Alternating: odd epochs mirror the images that epoch 0 did not.
-        first = draws.replace(epoch=0).bits(0) < threshold
+        first = chance(draws.replace(epoch=0), self.p, 0)
         return ~first if draws.epoch % 2 else first
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:

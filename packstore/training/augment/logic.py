@@ -18,7 +18,7 @@ from torch import Tensor
 from packstore.core.errors import UsageError
 from packstore.images.programs import Code, Program, join_programs, pad_program
 from packstore.training.arguments import parse_numbers
-from packstore.training.augment.base import GeometricOperation, Operation, Size, check_probability
+from packstore.training.augment.base import GeometricOperation, Operation, Size, check_number
 from packstore.training.augment.program_operation import (
     ProgramOperation,
     can_draw_program,
@@ -136,7 +136,7 @@ class RandomApply(_OperationGroup):
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        check_probability(self, self.p)
+        check_number(self, "p", 0, 1)
         object.__setattr__(self, "transforms", parse_operations(self, self.transforms))
 
     def draw_program(self, draws: Draws, size: Size) -> Program:

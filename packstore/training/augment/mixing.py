@@ -18,7 +18,7 @@ from torch import Tensor
 
 from packstore.core.errors import UsageError
 from packstore.training.arguments import CheckedArguments
-from packstore.training.augment.base import is_channels_last
+from packstore.training.augment.base import check_number, is_channels_last
 from packstore.training.augment.logic import draw_choice
 from packstore.training.augment.mosaic import Mosaic
 from packstore.training.random_draws import GAMMA_DRAWS, Draws, beta, chance
@@ -117,10 +117,8 @@ class BatchMixer(CheckedArguments):
         if not known or not self.mixers:
             raise UsageError(f"mix= takes MixUp, CutMix, a list of them or BatchMixer, got {self.mixers!r}")
         object.__setattr__(self, "mixers", tuple(self.mixers))
-        for name in ("p", "label_smoothing"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-                raise UsageError(f"BatchMixer: {name} should be 0 … 1, got {value!r}")
+        check_number(self, "p", 0, 1)
+        check_number(self, "label_smoothing", 0, 1)
         if self.mode not in ("batch", "pair", "elem"):
             raise UsageError(f"BatchMixer: mode should be 'batch', 'pair' or 'elem', got {self.mode!r}")
         if self.labels not in ("dense", "pairs"):
@@ -129,10 +127,8 @@ class BatchMixer(CheckedArguments):
             raise UsageError(
                 "BatchMixer: label_smoothing is for labels='dense'; a loss has an option of its own for it"
             )
-        if self.num_classes is not None and (
-            not isinstance(self.num_classes, int) or not 1 <= self.num_classes <= _MOST_CLASSES
-        ):
-            raise UsageError(f"BatchMixer: num_classes should be 1 … {_MOST_CLASSES:,}, got {self.num_classes!r}")
+        if self.num_classes is not None:
+            check_number(self, "num_classes", 1, _MOST_CLASSES, whole=True)
         if self.weights is not None:
             if not isinstance(self.weights, Sequence) or isinstance(self.weights, str):
                 raise UsageError(f"BatchMixer: weights should be a list of numbers, got {self.weights!r}")

@@ -18,7 +18,7 @@ from packstore.training.augment.base import (
     Size,
     Units,
     Values,
-    check_probability,
+    check_number,
     convert_colour,
     parse_range,
     parse_size,
@@ -59,7 +59,7 @@ class Mosaic(CheckedArguments):
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", parse_size(self.size, "Mosaic"))
         object.__setattr__(self, "center_range", parse_range(self, "center_range", self.center_range, 0, 1))
-        check_probability(self, self.p)
+        check_number(self, "p", 0, 1)
 
     def draw_tiles(self, draws: Draws, sizes: NDArray[np.int64]) -> Tiles:
         """Draws which images of a batch each mosaic shows, and their positions.

@@ -6,7 +6,7 @@ import functools
 import inspect
 import random
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from packstore.core.errors import UsageError
 from packstore.core.options import check_bools
 from packstore.training.augment.base import Operation, Size
-from packstore.training.augment.steps import InPlace, check_function, iterate_parts, stable_repr
+from packstore.training.augment.steps import InPlace, check_function, iterate_parts, list_names, stable_repr
 from packstore.training.random_draws import Draws, derive_key
 from packstore.training.record_notes import mark_records
 from packstore.training.single_threaded import single_threaded
@@ -232,7 +232,7 @@ def _list_parts(part: Any) -> list[Any]:
         return [part.__self__, part.__func__]
     if isinstance(part, types.FunctionType):
         cells = [cell.cell_contents for cell in part.__closure__ or () if cell != types.CellType()]
-        names = set(_list_names(part.__code__))
+        names = list_names(part.__code__)
         named = [value for name, value in part.__globals__.items() if name in names]
         return [*cells, *(part.__defaults__ or ()), *(part.__kwdefaults__ or {}).values(), *named]
     methods = (vars(kind).get(name) for kind in type(part).__mro__ for name in ("__call__", "forward"))
@@ -240,14 +240,6 @@ def _list_parts(part: Any) -> list[Any]:
         each for each in methods if isinstance(each, types.FunctionType) and not each.__module__.startswith("torch.")
     ]
     return [*getattr(part, "__dict__", {}).values(), *own]
-
-
-def _list_names(code: types.CodeType) -> Iterator[str]:
-    """Yields the names of globals and attributes in a function's code, including functions within it."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _list_names(constant)
 
 
 class ThreadGenerator(TorchDispatchMode):  # type: ignore[no-untyped-call]

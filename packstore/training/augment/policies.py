@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
 from packstore.images.programs import Code, Program, new_program
-from packstore.training.augment.base import Operation, Size
+from packstore.training.augment.base import Size, check_number
 from packstore.training.augment.colour import GaussianBlur, Grayscale, RandomSolarize
 from packstore.training.augment.logic import RandomChoice
 from packstore.training.augment.policy_tables import POLICIES
@@ -200,13 +200,9 @@ class RandAugment(Policy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_bins(self, self.num_magnitude_bins)
-        if not isinstance(self.num_ops, int) or not 0 <= self.num_ops <= 20:
-            raise UsageError(f"RandAugment: num_ops should be 0 … 20, got {self.num_ops!r}")
-        if not isinstance(self.magnitude, int) or not 0 <= self.magnitude < self.num_magnitude_bins:
-            raise UsageError(
-                f"RandAugment: magnitude should be 0 … {self.num_magnitude_bins - 1}, got {self.magnitude!r}"
-            )
+        check_number(self, "num_magnitude_bins", 2, 1000, whole=True)
+        check_number(self, "num_ops", 0, 20, whole=True)
+        check_number(self, "magnitude", 0, self.num_magnitude_bins - 1, whole=True)
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
         """Draws ``num_ops`` operations of the one magnitude for each image, with replacement."""
@@ -238,7 +234,7 @@ class TrivialAugmentWide(Policy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_bins(self, self.num_magnitude_bins)
+        check_number(self, "num_magnitude_bins", 2, 1000, whole=True)
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
         """Draws one operation and its magnitude for each image."""
@@ -310,10 +306,8 @@ class AugMix(Policy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.severity, int) or not 1 <= self.severity <= 10:
-            raise UsageError(f"AugMix: severity should be 1 … 10, got {self.severity!r}")
-        if not isinstance(self.mixture_width, int) or not 1 <= self.mixture_width <= 20:
-            raise UsageError(f"AugMix: mixture_width should be 1 … 20, got {self.mixture_width!r}")
+        check_number(self, "severity", 1, 10, whole=True)
+        check_number(self, "mixture_width", 1, 20, whole=True)
         if not isinstance(self.chain_depth, int) or self.chain_depth > 20:
             raise UsageError(f"AugMix: chain_depth should be at most 20, got {self.chain_depth!r}")
         if not isinstance(self.alpha, int | float) or not 0 < self.alpha < 1e6:
@@ -370,12 +364,6 @@ def mix_chains(chains: Sequence[Program], weights: NDArray[np.float32]) -> Progr
         codes[:, place], shares[:, place] = Code.ADD, weights[:, number]
         place += 1
     return program
-
-
-def check_bins(operation: Operation, bins: Any) -> None:
-    """Raises :class:`UsageError` unless ``bins``, a number of magnitudes, is a whole number from 2 to 1000."""
-    if not isinstance(bins, int) or not 2 <= bins <= 1000:
-        raise UsageError(f"{type(operation).__name__}: num_magnitude_bins should be 2 … 1000, got {bins!r}")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any, TypeGuard
 
 import torch
@@ -234,6 +235,14 @@ def iterate_parts(operation: Any) -> Iterator[Any]:
     yield operation
     for part in list_inner_operations(operation):
         yield from iterate_parts(part)
+
+
+def list_names(code: CodeType | None) -> set[str]:
+    """Returns the names of globals and attributes in a function's code, including functions within it."""
+    if code is None:
+        return set()
+    inside = [list_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return {*code.co_names}.union(*inside)
 
 
 def list_inner_operations(operation: Any) -> Sequence[Any]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
 from packstore.images.programs import INTERPOLATIONS, Code, Program, pack_warp_flags, step
-from packstore.training.augment.base import Size, check_probability, parse_range
+from packstore.training.augment.base import Size, check_number, parse_range
 from packstore.training.augment.program_operation import ProgramOperation
 from packstore.training.random_draws import Draws, chance, uniform
 
@@ -78,7 +78,7 @@ class RandomVerticalFlip(ProgramOperation):
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        check_probability(self, self.p)
+        check_number(self, "p", 0, 1)
 
     @property
     def moves_pixels(self) -> bool:
@@ -277,7 +277,7 @@ class RandomPerspective(WarpOperation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_probability(self, self.p)
+        check_number(self, "p", 0, 1)
         parse_range(self, "distortion_scale", (0, self.distortion_scale), 0, 1)
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
