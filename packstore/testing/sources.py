@@ -39,8 +39,36 @@ _STRANGE = ("notes.odd", ".hidden", "Thumbs.db", "copy of it.odd", "LICENSE")
 _LONG = 2000
 
 
-class SourceFixtures:
-    """Base of the tests of one kind of source. A subclass makes a source and damages it.
+def files_at(path: Path) -> list[Path]:
+    """Lists all files at or below a path without packstore's code. Members of a tar or zip are paths within the
+    archive. Follows links."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            return [path / info.filename for info in archive.infolist() if not info.is_dir()]
+    if path.is_file() and tarfile.is_tarfile(path):
+        with tarfile.open(path, ignore_zeros=True) as tar:
+            return [path / info.name for info in tar if not info.isdir()]
+    if path.is_file():
+        return [path]
+    walked = os.walk(path, followlinks=True)
+    return sorted(Path(folder, name) for folder, _, names in walked for name in names)
+
+
+def copy_image(image: Any) -> Any:
+    """Returns a copy of an image that does not depend on its source."""
+    return image.copy() if isinstance(image, np.ndarray) else bytes(image)
+
+
+def is_same_image(one: Any, other: Any) -> bool:
+    """Tells if two images of a source are equal: bytes, or arrays of one shape and dtype."""
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    return type(one) is type(other) and bytes(one) == bytes(other)
+
+
+class SourceSuite:
+    """Tests of one kind of source: of its listing, its images, damage, and conversions. A subclass makes a source and
+    damages it.
 
     Attributes:
         kind: The name of the kind in the registry.
@@ -104,36 +132,7 @@ class SourceFixtures:
         """Opens the source. Names its kind only if the kind is not recognised."""
         return open_source(path, kind=None if self.recognised else self.kind, **self.options(path), **more)
 
-
-def files_at(path: Path) -> list[Path]:
-    """Lists all files at or below a path without packstore's code. Members of a tar or zip are paths within the
-    archive. Follows links."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            return [path / info.filename for info in archive.infolist() if not info.is_dir()]
-    if path.is_file() and tarfile.is_tarfile(path):
-        with tarfile.open(path, ignore_zeros=True) as tar:
-            return [path / info.name for info in tar if not info.isdir()]
-    if path.is_file():
-        return [path]
-    walked = os.walk(path, followlinks=True)
-    return sorted(Path(folder, name) for folder, _, names in walked for name in names)
-
-
-def copy_image(image: Any) -> Any:
-    """Returns a copy of an image that does not depend on its source."""
-    return image.copy() if isinstance(image, np.ndarray) else bytes(image)
-
-
-def is_same_image(one: Any, other: Any) -> bool:
-    """Tells if two images of a source are equal: bytes, or arrays of one shape and dtype."""
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return one.dtype == other.dtype and np.array_equal(one, other)
-    return type(one) is type(other) and bytes(one) == bytes(other)
-
-
-class SourceListingSuite(SourceFixtures):
-    """Tests of the listing of a source; none reads an image."""
+    # The listing
 
     def test_the_kind_is_recognised_and_can_be_named(self, path: Path) -> None:
         """Opening the path, with and without the kind's name, gives this kind."""
@@ -329,12 +328,7 @@ class SourceListingSuite(SourceFixtures):
                     tracemalloc.stop()
         assert peaks[1] - peaks[0] < self.bytes_per_sample * self.many + (32 << 10)
 
-
-class SourceSuite(SourceListingSuite):
-    """Tests of one kind of source: of its listing, its images, damage, and conversions.
-
-    A subclass makes a source and damages it, see :class:`packstore.testing.sources.SourceFixtures`.
-    """
+    # Reading and packing
 
     def test_images_are_what_the_survey_says(self, source: Source) -> None:
         """Images have the encoding, shape and size that survey and entries state, and are all different."""

@@ -72,7 +72,7 @@ SUITES = {
 """Tests of the suites in ``packstore.testing``, which know nothing of our tiers; of others with ``records`` of several
 kinds the default tier takes three, and two are in the fast tier."""
 
-CASES = {"SourceSuite": 3, "SourceListingSuite": 3, "ExportSuite": 3}
+CASES = {"SourceSuite": 3, "ExportSuite": 3}
 """Of each test in these suites, which dozens of kinds inherit, the default tier takes so many cases."""
 
 SLOW_CASES, MANY_CASES = 1, 1
