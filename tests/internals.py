@@ -395,7 +395,7 @@ if TYPE_CHECKING:
     from packstore.stores.lmdb.pages import Pages, RecordLookup, TreeEntry
     from packstore.stores.lmdb.store import HEADER_BYTES, read_npy_header
     from packstore.stores.opening import read_manifest
-    from packstore.stores.parts import MappedPart, Part, check_offsets, map_consecutive_images, read_ahead
+    from packstore.stores.parts import MappedPart, Part, check_offsets, read_ahead
     from packstore.stores.places import local as builder_publish
     from packstore.stores.places import local as growth
     from packstore.stores.places import local as local_place
@@ -443,7 +443,7 @@ if TYPE_CHECKING:
     )
     from packstore.stores.remote_shards import RemoteShards
     from packstore.stores.scavenge import correct_manifest, find_manifest, list_array_sizes, view_column
-    from packstore.stores.staged_columns import ColumnSpool, OffsetSpool
+    from packstore.stores.staged_columns import ColumnSpool, OffsetSpool, map_consecutive_images
     from packstore.training import arguments, permutation, worker_memory
     from packstore.training.arguments import unknown_argument, unknown_operation_argument
     from packstore.training.augment import crop, resample

@@ -15,7 +15,7 @@ from xxhash import xxh3_64_intdigest
 from packstore.core.columns import LINK_COLUMNS, SEEK_INDEX, Buffer, Column, ImageData, Link
 from packstore.core.errors import CorruptRecordError, SampleError, SourceError, UsageError, printable
 from packstore.core.files import FileState, Location
-from packstore.core.manifest import Skipped, Tally
+from packstore.core.manifest import Skipped
 from packstore.core.parallel import ordered_flat_map
 from packstore.images.engine import make_indexes
 from packstore.packing.encoding import EXIF_ORIENTED
@@ -24,6 +24,7 @@ from packstore.packing.values import FileChecks, ValueConverter, count_stored_by
 from packstore.sources.base import Entry, Sample, Source, Survey
 from packstore.stores.build import StoreBuilder
 from packstore.stores.linked import LinkedFiles, is_url_link, make_relative_link, read_file_state, short_reason
+from packstore.stores.places.receipts import Tally
 
 # A batch is what one thread works on at a time. Files that pass through are cheap each, so a batch holds many; decoded
 # images are large (a 1 MB JPEG has 10 MB and more of pixels), so a batch holds few. How large they come out shows only

@@ -16,7 +16,7 @@ import numpy as np
 from packstore.core.errors import UsageError
 from packstore.core.fields import Field, parse_fields
 from packstore.core.files import check_space
-from packstore.core.manifest import Manifest, Skipped, Tally
+from packstore.core.manifest import Manifest, Skipped
 from packstore.core.options import argument, option, progress_option, take_options, takes
 from packstore.core.progress import ProgressCallback, no_progress, progress_callback
 from packstore.core.registry import import_and_call
@@ -34,6 +34,7 @@ from packstore.sources.ledger import Ledger
 from packstore.stores import StoreBuilder
 from packstore.stores.opening import open_reader
 from packstore.stores.places import place_of
+from packstore.stores.places.receipts import Tally
 from packstore.stores.records import disk_bytes
 
 

@@ -19,7 +19,7 @@ import xxhash
 import packstore
 from packstore.core.columns import CHECKSUM, KEY, LINK_COLUMNS, NUMPY_DTYPE, SEEK_INDEX
 from packstore.core.errors import SampleError, SourceError, StoreError, printable
-from packstore.core.manifest import Column, Manifest, Origin, Tally
+from packstore.core.manifest import Column, Manifest, Origin
 from packstore.core.modes import is_reading_option
 from packstore.core.parallel import ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress
@@ -43,7 +43,7 @@ from packstore.sources.base import Entry
 from packstore.sources.ledger import file_counts
 from packstore.stores.build import StoreBuilder
 from packstore.stores.places import place_of
-from packstore.stores.places.receipts import ConversionIdentity, SourcePosition
+from packstore.stores.places.receipts import ConversionIdentity, SourcePosition, Tally
 from packstore.stores.places.resuming import InterruptedRun
 
 if TYPE_CHECKING:

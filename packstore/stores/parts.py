@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -456,28 +455,6 @@ def check_offsets(name: str, data: ColumnData, chunk: int = 1 << 20) -> Iterator
                 f"offsets of column {name!r} are {int(part[i])} and {int(part[i + 1])}, over {len(data.data)} bytes",
                 record=start + i,
             )
-
-
-def map_consecutive_images(path: Path, start: int, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
-    """Maps an unfinished file in which images of these ``sizes`` lie one after another, from offset ``start`` on.
-
-    Returns a function that views an image by its number. The function raises :class:`StoreError` if the file ends
-    before the image does. Raises :class:`StoreError` for an empty file, and :class:`OSError` if it cannot be opened.
-    """
-    ends = start + np.cumsum(sizes.astype(np.int64))
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if not size:
-            raise StoreError(f"{printable(str(path))} is empty")
-        mapped = memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
-
-    def image(number: int) -> memoryview:
-        end = int(ends[number])
-        if end > size:
-            raise StoreError(f"{printable(str(path))} ends after {size} bytes, before image {number}")
-        return mapped[end - int(sizes[number]) : end]
-
-    return image
 
 
 def find_file_offset(view: memoryview) -> int | None:

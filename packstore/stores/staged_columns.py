@@ -1,10 +1,14 @@
-"""The columns of a store that is being written: checked batch by batch, spooled to files, hashed, mapped at the end."""
+"""The columns of a store that is being written: checked batch by batch, spooled to files, hashed, mapped at the end.
+
+Also reads what a killed run left: its columns, and the images of a file that it has not finished.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import mmap
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -261,6 +265,28 @@ def open_kept_column(column: Column, directory: Path) -> Callable[[int], Any]:
         return mapped[start:stop].tobytes()
 
     return read_ragged
+
+
+def map_consecutive_images(path: Path, start: int, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
+    """Maps an unfinished file in which images of these ``sizes`` lie one after another, from offset ``start`` on.
+
+    Returns a function that views an image by its number. The function raises :class:`StoreError` if the file ends
+    before the image does. Raises :class:`StoreError` for an empty file, and :class:`OSError` if it cannot be opened.
+    """
+    ends = start + np.cumsum(sizes.astype(np.int64))
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if not size:
+            raise StoreError(f"{printable(str(path))} is empty")
+        mapped = memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
+
+    def image(number: int) -> memoryview:
+        end = int(ends[number])
+        if end > size:
+            raise StoreError(f"{printable(str(path))} ends after {size} bytes, before image {number}")
+        return mapped[end - int(sizes[number]) : end]
+
+    return image
 
 
 def _map_file(path: Path) -> NDArray[Any]:

@@ -15,13 +15,12 @@ import xxhash
 
 from packstore.core.columns import Ragged
 from packstore.core.errors import DestinationError, StoreError
-from packstore.core.manifest import Tally
 from packstore.core.registry import FORMATS
 from packstore.stores import is_store, open_store
 from packstore.stores.format import Format
 from packstore.stores.places import resuming as journal
 from packstore.stores.places.leftovers import find_leftovers, remove_leftover
-from packstore.stores.places.receipts import ConversionIdentity, SourcePosition
+from packstore.stores.places.receipts import ConversionIdentity, SourcePosition, Tally
 from packstore.testing.records import (
     KINDS,
     Records,

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import DestinationError, ManifestError, StoreError, printable
 from packstore.core.files import scratch_folder
-from packstore.core.manifest import Manifest, Normalization, Tally
+from packstore.core.manifest import Manifest, Normalization
 from packstore.core.parallel import default_workers
 from packstore.core.plainjson import encode_with_digest, from_plain, parse_with_digest, sha256_json, to_plain
 from packstore.core.progress import Progress, ProgressCallback
@@ -45,7 +45,7 @@ from packstore.sources.base import Entry, Source, SourceOptions
 from packstore.stores.format import Format
 from packstore.stores.keys import hash_keys
 from packstore.stores.opening import open_reader
-from packstore.stores.places.receipts import describe_difference
+from packstore.stores.places.receipts import Tally, describe_difference
 from packstore.stores.places.remote import upload_shard
 
 WORK = "_work/"

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from packstore.core.errors import ManifestError, SampleError, StoreError, UsageError
-from packstore.core.manifest import Manifest, sum_tallies
+from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.core.registry import FORMATS
@@ -28,7 +28,7 @@ from packstore.sources.base import Entry
 from packstore.stores.assembly import ShardList, build_sharded_manifest
 from packstore.stores.format import Format
 from packstore.stores.keys import refuse_duplicates
-from packstore.stores.places.receipts import Receipt
+from packstore.stores.places.receipts import Receipt, sum_tallies
 from packstore.stores.places.remote import check_url, publish_version, read_published, upload_shard
 from packstore.stores.remote_objects import SHARDS, find_newest_version, shard_object_name, shard_object_names
 

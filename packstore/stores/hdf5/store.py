@@ -33,8 +33,8 @@ from packstore.core.files import beyond_standard_streams, drop, open_file, readi
 from packstore.core.manifest import Column, Manifest
 from packstore.stores.format import FileWriter, parse_own_manifest, unreadable_error
 from packstore.stores.hdf5.file import Hdf5Error, Hdf5File, HeaderMessage, UnsupportedHdf5Error
-from packstore.stores.parts import MappedPart, map_column, map_consecutive_images
-from packstore.stores.staged_columns import OffsetSpool
+from packstore.stores.parts import MappedPart, map_column
+from packstore.stores.staged_columns import OffsetSpool, map_consecutive_images
 
 if TYPE_CHECKING:
     from packstore.stores.scavenge import RecoveredManifest, ScavengedData

@@ -1,16 +1,20 @@
-"""Receipts: what a run notes of its work, so that another run can resume it, or finds that it is complete."""
+"""Receipts: what a run notes of its work, with a :class:`Tally` of the samples that it has read.
+
+By them another run can resume it, or finds that it is complete.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from packstore.core.errors import ManifestError
-from packstore.core.manifest import Tally
+from packstore.core.manifest import Skipped
 from packstore.core.plainjson import encode_with_digest, from_plain, parse_with_digest, to_plain
 from packstore.core.shards import ShardTable
 
@@ -21,6 +25,50 @@ Fingerprint = Any
 
 RECEIPT, SHARDS = "receipt", "shards"
 _WHAT = "packstore receipt 5"
+
+
+@dataclasses.dataclass(slots=True)
+class Tally:
+    """Counts of samples. :meth:`add` adds up the tallies of batches, shards and interrupted runs.
+
+    Attributes:
+        entries: Number of entries that were read, including the skipped ones.
+        source_bytes: Their bytes in the source.
+        skipped: Samples left out by policy.
+        counted: Number of records by option of the manifest: ``exif_oriented``, or a conversion from another mode
+            without loss (:data:`packstore.images.image_files.UNIFIED`).
+        palette: Number of PNG files with a palette, by class number as text; class 0 without labels.
+        kept: Number of progressive JPEG files that could not be made baseline and were kept unchanged, by reason.
+    """
+
+    entries: int = 0
+    source_bytes: int = 0
+    skipped: list[Skipped] = dataclasses.field(default_factory=list)
+    counted: Counter[str] = dataclasses.field(default_factory=Counter)
+    palette: Counter[str] = dataclasses.field(default_factory=Counter)
+    kept: Counter[str] = dataclasses.field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        # Read back from JSON, they are a tuple and dicts.
+        self.skipped = list(self.skipped)
+        self.counted, self.palette, self.kept = Counter(self.counted), Counter(self.palette), Counter(self.kept)
+
+    def add(self, other: Tally) -> None:
+        """Adds the counts of ``other``, whose samples come after those of this tally."""
+        self.entries += other.entries
+        self.source_bytes += other.source_bytes
+        self.skipped += other.skipped
+        self.counted.update(other.counted)
+        self.palette.update(other.palette)
+        self.kept.update(other.kept)
+
+
+def sum_tallies(tallies: Iterable[Tally]) -> Tally:
+    """Returns the sum of tallies, in their order."""
+    total = Tally()
+    for each in tallies:
+        total.add(each)
+    return total
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

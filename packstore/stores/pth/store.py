@@ -44,10 +44,10 @@ from packstore.core.files import drop, open_file, reading
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.stores.format import FileWriter, parse_own_manifest, unreadable_error
-from packstore.stores.parts import MappedPart, Problem, map_column, map_consecutive_images
+from packstore.stores.parts import MappedPart, Problem, map_column
 from packstore.stores.pth.pickle_machine import PickleError, StandIn, UnsupportedPickleError, interpret_pickle
 from packstore.stores.pth.zip import Archive, ZipError, build_padding_field, check_zip, compute_content_start
-from packstore.stores.staged_columns import OffsetSpool
+from packstore.stores.staged_columns import OffsetSpool, map_consecutive_images
 
 if TYPE_CHECKING:
     from packstore.stores.scavenge import RecoveredManifest, ScavengedData
