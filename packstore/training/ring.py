@@ -18,7 +18,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,16 +29,6 @@ _KEPT_BUFFERS = 4
 Tensors = tuple[torch.Tensor, ...]
 DeviceWork = Callable[[Tensors], Any]
 """Function from the tensors on the device to the value that the consumer gets (tensors in tuples or lists)."""
-
-
-class Event(Protocol):
-    """Event in the device's queue of work."""
-
-    def query(self) -> bool:
-        """Tells if the event has happened."""
-
-    def synchronize(self) -> None:
-        """Blocks the calling thread until the event has happened."""
 
 
 class Transport(ABC):
@@ -70,23 +60,17 @@ class Transport(ABC):
 
 
 class Shipment(ABC):
-    """Batch in transfer to the device. ``copied`` tells when its host buffers may be overwritten."""
+    """Batch in transfer to the device.
 
-    copied: Event
+    Attributes:
+        copied: CUDA event after which its host buffers may be overwritten; None if they may be once it is received.
+    """
+
+    copied: Any = None
 
     @abstractmethod
     def receive(self) -> Any:
         """Returns the result of the device work, safe to use on the caller's current stream. Call it once."""
-
-
-class _PastEvent:
-    """Event that has already happened."""
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        return
 
 
 class HostTransport(Transport):
@@ -132,8 +116,6 @@ class HostTransport(Transport):
 
 class _HostShipment(Shipment):
     """Shipment whose work runs when it is received, in the consumer's thread."""
-
-    copied: Event = _PastEvent()
 
     def __init__(self, host: Tensors, work: DeviceWork) -> None:
         self._waiting: tuple[Tensors, DeviceWork] | None = host, work
@@ -282,6 +264,11 @@ class Slot:
         self.buffers: list[torch.Tensor | None] = []
         self.shipment: Shipment | None = None
 
+    @property
+    def copied(self) -> Any:
+        """CUDA event after which the buffers may be overwritten; None if they may be now."""
+        return None if self.shipment is None else self.shipment.copied
+
 
 class Ring:
     """Fixed number of reusable slots for batches, so that memory does not grow with an epoch.
@@ -300,8 +287,9 @@ class Ring:
         If no slot is free, but batches were received, waits until one of these is copied to the device.
         """
         if not self._free and self._leaving:
-            slot = next((s for s in self._leaving if _copy_event(s).query()), self._leaving[0])
-            _copy_event(slot).synchronize()
+            slot = next((s for s in self._leaving if s.copied is None or s.copied.query()), self._leaving[0])
+            if slot.copied is not None:
+                slot.copied.synchronize()
             self._leaving.remove(slot)
             slot.shipment = None
             self._free.append(slot)
@@ -336,11 +324,6 @@ class Ring:
                 if held is not None and any(shares_memory(tensor, held) for tensor in tensors):
                     slot.buffers[number] = None
         self._leaving.append(slot)
-
-
-def _copy_event(slot: Slot) -> Event:
-    """Returns the event after which the buffers of the slot may be overwritten."""
-    return slot.shipment.copied if slot.shipment is not None else _PastEvent()
 
 
 def shares_memory(tensor: torch.Tensor, buffer: torch.Tensor) -> bool:
