@@ -197,8 +197,8 @@ def test_records_that_are_skipped_are_not_given_to_functions(stores: Stores, mon
 
     fill = Assembler.fill_rows
 
-    def failing(self: Any, prepared: Any, first: int, stop: int, errors: Any) -> list[int]:
-        return fill(self, prepared, first, stop, errors) + [row for row in (2, 5) if first <= row < stop]
+    def failing(self: Any, prepared: Any, first: int, stop: int) -> list[int]:
+        return fill(self, prepared, first, stop) + [row for row in (2, 5) if first <= row < stop]
 
     dataset = PackedDataset(stores("cifar.lmdb"), "train", columns=("image", "key"))
     augment = [A.PerImage(_noisy, generator=True)]

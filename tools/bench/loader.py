@@ -303,7 +303,7 @@ def python_seconds(dataset: PackedDataset, batch: int = 64, **options: Any) -> f
     def fill() -> float:
         start = time.thread_time()
         for ids, share in group_batches(iter(records.reshape(-1, batch))):
-            assembler.fill_rows(assembler.plan_batch(out, ids, 0, 0, None, share=share), 0, batch, None)
+            assembler.fill_rows(assembler.plan_batch(out, ids, 0, 0, None, share=share), 0, batch)
         return (time.thread_time() - start) / len(records)
 
     run = Engine.run

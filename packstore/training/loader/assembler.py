@@ -245,16 +245,16 @@ class Assembler:
         """
         start = perf_counter()
         records = ids & MASK
-        plan = BatchPlan(out, ids, seed, epoch, records, records.tolist(), failed=[*absent])
+        plan = BatchPlan(out, ids, seed, epoch, records, records.tolist(), errors, failed=[*absent])
         if self._checks is not None:
             plan.pending = self._checks.choose_checksums(records, epoch, check_all)
             if plan.pending.faults:
-                self._note_faults(plan, errors)
+                self._note_faults(plan)
         group = None
         if share is not None and not plan.failed:
             group = share.group.plan_once(lambda ids: self._plan_group(ids, seed, epoch))
         if share is None or group is None:
-            read = self._plan_batch(plan, errors)
+            read = self._plan_batch(plan)
         else:
             read = perf_counter()
             plan.take_group_rows(group, share.rows)
@@ -262,18 +262,18 @@ class Assembler:
         self._stats.add_seconds("decode", perf_counter() - read)
         return plan
 
-    def _plan_batch(self, plan: BatchPlan, errors: Failures) -> float:
+    def _plan_batch(self, plan: BatchPlan) -> float:
         """Gets the stored bytes of the records, plans their rows, and returns the time between the two."""
         images = self._images
         # A cold store is not in memory yet: the operating system is asked to read the records ahead.
         fetch = images.cold > 0
         images.cold -= fetch
         if fetch or plan.failed or not self._try_view_all(plan):
-            self._view_each(plan, errors, fetch=fetch)
+            self._view_each(plan, fetch=fetch)
         read = perf_counter()
         self._plan_rows(plan)
         for row, error in plan.looks[0].too_large.items():
-            plan.failed.append(self._note_error(errors, row, plan.numbers[row], error))
+            plan.failed.append(self._note_error(plan, row, error))
         return read
 
     def _plan_group(self, ids: NDArray[np.int64], seed: int, epoch: int) -> BatchPlan | None:
@@ -310,7 +310,7 @@ class Assembler:
             return False  # one by one it shows which
         return True
 
-    def _view_each(self, plan: BatchPlan, errors: Failures, *, fetch: bool) -> None:
+    def _view_each(self, plan: BatchPlan, *, fetch: bool) -> None:
         """Gets the stored bytes of the records one by one; a record that fails is noted and gets empty bytes."""
         left_out, images = {*plan.failed}, self._images
         for row, record in enumerate(plan.numbers):
@@ -320,7 +320,7 @@ class Assembler:
             try:
                 plan.buffers.append(images.view(record, ahead=fetch))
             except PackstoreError as error:
-                plan.failed.append(self._note_error(errors, row, record, error))
+                plan.failed.append(self._note_error(plan, row, error))
                 plan.buffers.append(b"")
 
     def _request_rows(self, plan: BatchPlan, requests: Requests | None) -> Requests | None:
@@ -339,9 +339,7 @@ class Assembler:
             return requests
         return Requests.interleave(parts, [look.count for look in self._looks])
 
-    def fill_rows(
-        self, plan: BatchPlan, first: int, stop: int, errors: Failures, skip: Set[int] = frozenset()
-    ) -> list[int]:
+    def fill_rows(self, plan: BatchPlan, first: int, stop: int, skip: Set[int] = frozenset()) -> list[int]:
         """Verifies, decodes and writes rows ``first`` … ``stop - 1`` of a planned batch. Adds the seconds to the
         statistics.
 
@@ -351,21 +349,21 @@ class Assembler:
             Rows that failed here, not those that failed while preparing.
 
         Raises:
-            CorruptRecordError: ``errors`` is None, and a record is damaged; names the record and its key.
-            DecodeError: ``errors`` is None, and a record cannot be decoded; names the record and its key.
+            CorruptRecordError: The plan's ``errors`` are None, and a record is damaged; names the record and its key.
+            DecodeError: The plan's ``errors`` are None, and a record cannot be decoded; names the record and its key.
             UsageError: An image cannot become a row, such as one of another size (:class:`SizeError`), whatever
-                ``errors`` is.
+                ``errors`` are.
         """
         start = perf_counter()
-        failed = self._write_rows(plan, first, stop, errors, skip)
+        failed = self._write_rows(plan, first, stop, skip)
         self._stats.add_seconds(self._stage, perf_counter() - start)
         return failed
 
-    def _write_rows(self, plan: BatchPlan, first: int, stop: int, errors: Failures, skip: Set[int]) -> list[int]:
+    def _write_rows(self, plan: BatchPlan, first: int, stop: int, skip: Set[int]) -> list[int]:
         """Verifies checksums, lets the engine write the rows, decodes those that it refuses, and returns the failed
         ones."""
         faults = _count_major_faults()
-        failed = self._verify_images(plan, first, plan.buffers[first:stop], errors)
+        failed = self._verify_images(plan, first, plan.buffers[first:stop])
         left_out = {*failed, *plan.failed, *skip}
         decoded: dict[int, NDArray[Any]] = {}
         for row in self._run_engine(plan, first, stop):
@@ -378,13 +376,13 @@ class Assembler:
             except SizeError:
                 raise
             except PackstoreError as error:
-                failed.append(self._note_error(errors, row, plan.numbers[row], error))
+                failed.append(self._note_error(plan, row, error))
         for look in plan.looks if decoded else ():
             for row, large in look.write_pixels(decoded, self._images.column, self._images.mode).items():
-                failed.append(self._note_error(errors, row, plan.numbers[row], large))
+                failed.append(self._note_error(plan, row, large))
         for look in plan.looks if self._one_by_one else ():
             for row, wrong in look.finish_rows(first, stop, {*left_out, *failed}):
-                failed.append(self._note_error(errors, row, plan.numbers[row], wrong))
+                failed.append(self._note_error(plan, row, wrong))
         if self._images.are_files:
             left_out.update(failed)
             self._stats.add_decoded(stop - first - sum(first <= row < stop for row in left_out))
@@ -436,37 +434,34 @@ class Assembler:
             drawn.write_alone(row, pixels, of_record, column, images.mode)
         return None
 
-    def _note_faults(self, plan: BatchPlan, errors: Failures) -> None:
-        """Marks records with damaged values in other columns as failed; raises the first error if ``errors`` is
-        None."""
+    def _note_faults(self, plan: BatchPlan) -> None:
+        """Marks records with damaged values in other columns as failed; raises the first error if the plan's
+        ``errors`` are None."""
         assert plan.pending is not None
         faults = plan.pending.faults
-        if errors is None:
+        if plan.errors is None:
             # The first damaged record may be one before, with a damaged image.
-            self._verify_images(plan, 0, [self._images.view(i) for i in plan.numbers[: min(faults)]], errors)
+            self._verify_images(plan, 0, [self._images.view(i) for i in plan.numbers[: min(faults)]])
         for row, error in sorted(faults.items()):
-            plan.failed.append(self._note_error(errors, row, plan.numbers[row], error))
+            plan.failed.append(self._note_error(plan, row, error))
 
-    def _verify_images(self, plan: BatchPlan, first: int, images: ImagesByNumber, errors: Failures) -> list[int]:
+    def _verify_images(self, plan: BatchPlan, first: int, images: ImagesByNumber) -> list[int]:
         """Verifies pending checksums of the images of the rows from ``first`` on, and returns the damaged rows."""
         if plan.pending is None:
             return []
         damaged = plan.pending.find_damaged(first, images, plan.failed)
-        return [self._note_error(errors, row, plan.numbers[row], error) for row, error in damaged]
+        return [self._note_error(plan, row, error) for row, error in damaged]
 
-    def _note_error(self, errors: Failures, row: int, record: int, error: PackstoreError) -> int:
-        """Stores the error of a record in ``errors``, with the record's key in its text; returns ``row``. Raises the
-        error if ``errors`` is None."""
-        if isinstance(error, CorruptRecordError):  # it names the record itself
-            if errors is None:
-                raise error
-            errors[record] = error
-            return row
-        named = locate_error(error, self._images.reader, record, self._images.column.name)
-        named.record, named.__cause__ = record, error
-        if errors is None:
+    def _note_error(self, plan: BatchPlan, row: int, error: PackstoreError) -> int:
+        """Stores the error of a row's record in the plan's errors, with the record's key in its text; returns ``row``.
+        Raises the error if they are None."""
+        record, named = plan.numbers[row], error
+        if not isinstance(error, CorruptRecordError):  # which names the record itself
+            named = locate_error(error, self._images.reader, record, self._images.column.name)
+            named.record, named.__cause__ = record, error
+        if plan.errors is None:
             raise named
-        errors[record] = named
+        plan.errors[record] = named
         return row
 
 

@@ -42,6 +42,7 @@ class BatchPlan:
         epoch: Epoch of random operations.
         records: Numbers of the records, ``(B,)``.
         numbers: The same as a list; empty for the plan of several batches.
+        errors: Receives failed records with their errors; None raises the first.
         buffers: Stored bytes of the records' images, or arrays.
         sizes: Height and width of each image by its header, ``(B, 2)``; upright if it has an EXIF orientation to apply.
         pending: Checksums that are still to be verified; None if there is no policy.
@@ -59,6 +60,7 @@ class BatchPlan:
     epoch: int
     records: NDArray[np.int64]
     numbers: Sequence[int] = ()
+    errors: Failures = None
     pending: PendingChecksums | None = None
     buffers: Any = field(default_factory=list)
     sizes: NDArray[np.int64] = field(init=False)

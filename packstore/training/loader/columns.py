@@ -22,7 +22,7 @@ from packstore.core.manifest import Column
 from packstore.stores import Reader
 from packstore.training.augment.base import Step
 from packstore.training.dataset import PackedDataset
-from packstore.training.loader.batch_plan import BatchPlan, Failures
+from packstore.training.loader.batch_plan import BatchPlan
 from packstore.training.pictures import describe_record, locate_error
 from packstore.training.random_draws import Draws
 from packstore.training.values import as_tensor
@@ -57,32 +57,24 @@ class ColumnContext:
 
     Attributes:
         reader: The open store.
-        ids: Ids of the batch's records: record number and occurrence.
-        records: Numbers of the records.
-        seed: Seed of random operations.
-        epoch: Epoch of random operations.
+        plan: The batch, whose ``errors`` receive failed records; None raises the first.
         sizes: Height and width of the main images, ``(B, 2)``; None if no column moves with the images.
         placement: Positions of pixels after the operations; None without operations.
         failed: Failed rows, which are not read.
-        errors: Receives failed records with their errors; None raises the first.
         objects: For each column of objects read so far: whether to keep each object, and their number in each record.
     """
 
     reader: Reader
-    ids: NDArray[np.int64]
-    records: NDArray[np.int64]
-    seed: int
-    epoch: int
+    plan: BatchPlan
     sizes: NDArray[np.int64] | None
     placement: Placement | None
     failed: set[int]
-    errors: Failures
     objects: dict[str, tuple[NDArray[np.bool_], NDArray[np.int64]]] = field(default_factory=dict)
 
     @cached_property
     def numbers(self) -> list[int]:
         """Numbers of the records, as a list."""
-        numbers: list[int] = self.records.tolist()
+        numbers: list[int] = self.plan.records.tolist()
         return numbers
 
     def describe_row(self, row: int) -> str:
@@ -90,9 +82,9 @@ class ColumnContext:
         return describe_record(self.reader, self.numbers[row])
 
     def note_failure(self, row: int, error: PackstoreError, column: str) -> None:
-        """Adds ``row`` to :attr:`failed`, and stores ``error`` in :attr:`errors`, with record and key in its text.
+        """Adds ``row`` to :attr:`failed`, and stores ``error`` in the plan's errors, with record and key in its text.
 
-        If :attr:`errors` is None, raises the error instead. A :class:`UsageError` is raised in any case, unchanged."""
+        If these are None, raises the error instead. A :class:`UsageError` is raised in any case, unchanged."""
         if isinstance(error, UsageError):
             raise error
         record = self.numbers[row]
@@ -101,9 +93,9 @@ class ColumnContext:
         elif not isinstance(error, CorruptRecordError):
             error = StoreError(f"{self.describe_row(row)}: {error}")
         error.record = record
-        if self.errors is None:
+        if self.plan.errors is None:
             raise error
-        self.errors[record] = error
+        self.plan.errors[record] = error
         self.failed.add(row)
 
 
@@ -117,7 +109,7 @@ class ColumnRows(ABC):
         """Decodes rows ``first`` … ``stop - 1``, except rows in ``skip``. Thread-safe. This default does nothing.
 
         Returns the rows that failed, whose errors are stored in ``context``. Raises the first error instead if
-        ``context.errors`` is None."""
+        the batch collects no errors."""
         return []
 
     @abstractmethod
@@ -151,7 +143,7 @@ class ColumnReader(ABC):
 
         Raises:
             UsageError: A record has no value, and the column is not optional; names the record and its key.
-            StoreError, DecodeError: ``context.errors`` is None, and a record cannot be read.
+            StoreError, DecodeError: The batch collects no errors, and a record cannot be read.
         """
 
     def find_missing(self, context: ColumnContext) -> NDArray[np.bool_] | None:
@@ -162,8 +154,8 @@ class ColumnReader(ABC):
                 key.
         """
         if not self.column.nullable:
-            return np.zeros(len(context.ids), np.bool_) if self.optional else None
-        missing = ~context.reader.values(self.column.valid_name, context.records)
+            return np.zeros(len(context.plan.ids), np.bool_) if self.optional else None
+        missing = ~context.reader.values(self.column.valid_name, context.plan.records)
         rows = [row for row in np.flatnonzero(missing).tolist() if row not in context.failed]
         if rows and not self.optional:
             raise missing_value_error(context.describe_row(rows[0]), self.column.name)
@@ -224,9 +216,9 @@ class NumberReader(ColumnReader):
     def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
         """Reads all values at once, as one tensor. Reads failed rows, too.
 
-        Raises as :meth:`find_missing`. Raises every error of the reader, even if ``context.errors`` collects errors."""
+        Raises as :meth:`find_missing`. Raises every error of the reader, even if errors are collected."""
         missing = self.find_missing(context)
-        values = context.reader.values(self.column.name, context.records)
+        values = context.reader.values(self.column.name, context.plan.records)
         return TensorRows(as_tensor(self.column, values), missing)
 
 
@@ -251,7 +243,7 @@ class ObjectReader(ColumnReader):
     def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
         """Reads the values one by one. Missing and failed values become None.
 
-        Raises the first error if ``context.errors`` is None. Raises as :meth:`find_missing`."""
+        Raises the first error if the batch collects no errors. Raises as :meth:`find_missing`."""
         reader, column, missing = context.reader, self.column, self.find_missing(context)
         values: list[Any] = []
         for row, record in enumerate(context.numbers):
@@ -329,21 +321,20 @@ class ColumnReaders:
         """Columns of objects, such as boxes, that are read."""
         return [reader.column for reader in self.readers if reader.column.traits.rows_are_objects]
 
-    def read_batch(self, plan: BatchPlan, new_buffer: NumberedBuffer, errors: Failures) -> BatchColumns:
+    def read_batch(self, plan: BatchPlan, new_buffer: NumberedBuffer) -> BatchColumns:
         """Reads the columns of a batch whose main images are planned.
 
         Moves boxes and keypoints with the images. Does not decode masks and further images yet.
 
         Args:
-            plan: The plan batch.
+            plan: The planned batch.
             new_buffer: Allocates the rows of the column with the index that it is given.
-            errors: Receives the failed records; None raises the first.
 
         Raises:
             UsageError: A record has no value, and the column is not optional; names the record and its key.
-            StoreError, DecodeError: ``errors`` is None, and a record cannot be read.
+            StoreError, DecodeError: The plan's ``errors`` are None, and a record cannot be read.
         """
-        ids, sizes, placement = plan.ids, None, None
+        sizes, placement = None, None
         look = plan.looks[0] if plan.looks else None
         if look is not None and look.placement is not None:
             sizes, placement = plan.sizes, look.placement
@@ -351,11 +342,9 @@ class ColumnReaders:
             from packstore.training.augment.targets import plan_targets
 
             sizes, first = plan.sizes, None if look is None else look.first
-            draws = Draws(plan.seed, plan.epoch, ids)
+            draws = Draws(plan.seed, plan.epoch, plan.ids)
             placement = plan_targets(sizes, self.operations, draws, first)
-        context = ColumnContext(
-            self.dataset.reader, ids, plan.records, plan.seed, plan.epoch, sizes, placement, set(plan.failed), errors
-        )
+        context = ColumnContext(self.dataset.reader, plan, sizes, placement, set(plan.failed))
         rows = {}
         for place, reader in enumerate(self.readers):
             rows[reader.column.name] = reader.read_batch(context, partial(new_buffer, place))

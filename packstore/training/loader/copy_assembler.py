@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from packstore.training.loader.assembler import Assembler
-from packstore.training.loader.batch_plan import BatchPlan, ChecksumPolicy, Failures
+from packstore.training.loader.batch_plan import BatchPlan, ChecksumPolicy
 from packstore.training.loader.looks import Look, RowFormat, height_width
 from packstore.training.loader.stats import Stats
 from packstore.training.loader.stored_images import MappedImages
@@ -30,12 +30,12 @@ class CopyAssembler(Assembler):
         self._size = height_width(images.column)
         self._plans_groups = False
 
-    def _plan_batch(self, plan: BatchPlan, errors: Failures) -> float:
+    def _plan_batch(self, plan: BatchPlan) -> float:
         """Sets the common size of the images. Reads nothing."""
         plan.sizes = np.tile(np.array(self._size, np.int64), (len(plan.records), 1))
         return perf_counter()
 
-    def _write_rows(self, plan: BatchPlan, first: int, stop: int, errors: Failures, skip: Set[int]) -> list[int]:
+    def _write_rows(self, plan: BatchPlan, first: int, stop: int, skip: Set[int]) -> list[int]:
         """Copies all images, verifies the checksums of the copies, normalises them, and returns the damaged rows."""
         records = plan.records[first:stop]
         out, finishes = plan.out[first:stop], self.form is not self._stored
@@ -47,7 +47,7 @@ class CopyAssembler(Assembler):
         else:  # torch has no such dtype
             stored = np.take(self._array, records, axis=0)
             copies[:], copies = stored, stored
-        failed = self._verify_images(plan, first, copies, errors)  # the copies, which nothing changes any more
+        failed = self._verify_images(plan, first, copies)  # the copies, which nothing changes any more
         if finishes:
             self.form.write_rows(out, plan.out[first:stop])
         return failed

@@ -98,7 +98,7 @@ class MaskRows(TensorRows):
         """Decodes the masks of rows, and moves them as their images. Returns the rows that failed, whose errors are
         stored in ``context``.
 
-        If ``context.errors`` is None, raises the first error instead. Always raises a :class:`UsageError`."""
+        If the batch collects no errors, raises the first error instead. Always raises a :class:`UsageError`."""
         failed = []
         for row in range(first, stop):
             if row not in skip:
@@ -165,8 +165,8 @@ class MaskReader(ColumnReader):
     def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
         """Reads the stored masks and their headers, and allocates the rows; decodes no mask.
 
-        An unreadable mask marks its record as failed, and its error is stored in ``context``. If ``context.errors`` is
-        None, raises the error instead. A :class:`UsageError` is raised in any case."""
+        An unreadable mask marks its record as failed, and its error is stored in ``context``. If the batch's
+        errors are None, raises the error instead. A :class:`UsageError` is raised in any case."""
         reader, column, missing = context.reader, self.column, self.find_missing(context)
         stored: list[Any] = [None] * len(context.numbers)
         headers: list[MaskHeader | None] = [None] * len(stored)
@@ -277,7 +277,7 @@ class ImageRows(ColumnRows):
         """Decodes and writes the images of rows with the column's assembler.
 
         Returns the rows that failed. Raises as :meth:`Assembler.fill_rows`."""
-        return self.assembler.fill_rows(self.plan, first, stop, context.errors, skip)
+        return self.assembler.fill_rows(self.plan, first, stop, skip)
 
     def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
         """Returns one tensor of the images in the rows ``kept``, or all."""
@@ -322,7 +322,7 @@ class ImageColumnReader(ColumnReader):
         become zeros.
 
         An unreadable image marks its record as failed. If the images move with the main images, both must have one
-        size; if not, the record fails, too. Errors are stored in ``context``, or raised if ``context.errors`` is None.
+        size; if not, the record fails, too. Errors are stored in ``context``, or raised if it collects none.
 
         Raises as :meth:`find_missing`."""
         missing = self.find_missing(context)
@@ -331,8 +331,9 @@ class ImageColumnReader(ColumnReader):
         assembler, absent = self._assembler, set(context.failed)
         if missing is not None:
             absent |= set(np.flatnonzero(missing).tolist())
-        host = new_buffer((len(context.ids), *assembler.row_shape_for(context.records)), assembler.dtype)
-        plan = assembler.plan_batch(host, context.ids, context.seed, context.epoch, context.errors, absent)
+        host = new_buffer((len(context.plan.ids), *assembler.row_shape_for(context.plan.records)), assembler.dtype)
+        batch = context.plan
+        plan = assembler.plan_batch(host, batch.ids, batch.seed, batch.epoch, batch.errors, absent)
         context.failed |= set(plan.failed) - absent
         if context.sizes is not None:
             sizes = plan.sizes
@@ -343,7 +344,7 @@ class ImageColumnReader(ColumnReader):
                     context.note_failure(row, error, self.column.name)
         for row in absent:
             host[row] = 0
-        finish = partial(self._finish, self.column, epoch=context.epoch)
+        finish = partial(self._finish, self.column, epoch=context.plan.epoch)
         return ImageRows(host, missing, assembler, plan, finish)
 
 
@@ -363,7 +364,7 @@ class ImageListRows(ColumnRows):
 
     def fill_rows(self, context: ColumnContext, first: int, stop: int, skip: Set[int]) -> list[int]:
         """Decodes all files of rows. Returns the rows with a file that cannot be decoded, or raises the first error if
-        ``context.errors`` is None."""
+        the batch collects no errors."""
         failed = []
         for row in range(first, stop):
             files = self.files[row]
@@ -406,7 +407,7 @@ class ImageListColumnReader(ColumnReader):
     def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
         """Reads the files of each record; decodes none. A record without a list has None.
 
-        The error of an unreadable record is stored in ``context``, or raised if ``context.errors`` is None. Raises as
+        The error of an unreadable record is stored in ``context``, or raised if the batch collects no errors. Raises as
         :meth:`find_missing`."""
         missing = self.find_missing(context)
         files: list[Sequence[Buffer] | None] = [None] * len(context.numbers)

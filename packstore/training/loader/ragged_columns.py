@@ -128,7 +128,7 @@ class RaggedReader(ColumnReader):
         the column's classes fails, too.
 
         Raises:
-            StoreError: ``context.errors`` is None, and a record fails.
+            StoreError: The batch collects no errors, and a record fails.
             UsageError: As :meth:`find_missing`.
         """
         column, missing = self.column, self.find_missing(context)

@@ -265,7 +265,7 @@ class Resident:
             failed: dict[int, Exception] | None = None if errors is None else {}
             try:
                 prepared = assembler.plan_batch(buffer, records, 0, 0, failed, check_all=True)
-                assembler.fill_rows(prepared, 0, len(records), failed)
+                assembler.fill_rows(prepared, 0, len(records))
             except PackstoreError as error:
                 if not copies.refetch([error], records):
                     raise

@@ -195,7 +195,7 @@ class BatchJob:
             share = self._share if count == len(self._given) else None
             plan = assembler.plan_batch(self._buffer, self.ids, pipeline.seed, self._epoch, self._errors, share=share)
             self._plan = plan
-            columns = pipeline.columns.read_batch(plan, partial(self._allocate_rows, ring), self._errors)
+            columns = pipeline.columns.read_batch(plan, partial(self._allocate_rows, ring))
             decoded = pipeline.dataset.manifest.holds_files
             made = sum(look.decoded_nbytes for look in plan.looks) or plan.out.nbytes
             if not decoded and made <= _SMALL_BYTES:  # done sooner than waking another thread
@@ -235,7 +235,7 @@ class BatchJob:
         """Writes images and columns of a slice of rows, calls the user's functions, and returns the rows that
         failed."""
         with naming_records(self._pipeline.dataset.reader, self.ids[first:stop]):
-            failed = self._pipeline.assembler.fill_rows(plan, first, stop, self._errors)
+            failed = self._pipeline.assembler.fill_rows(plan, first, stop)
             failed += columns.fill_rows(first, stop, failed)
             if self._called:
                 skip = {row for row in (*failed, *columns.failed_rows) if first <= row < stop}

@@ -16,7 +16,7 @@ from packstore.training.augment.base import Step
 from packstore.training.augment.operations import split_operations
 from packstore.training.augment.views import View
 from packstore.training.dataset import PackedDataset
-from packstore.training.loader.batch_plan import BatchPlan, Failures
+from packstore.training.loader.batch_plan import BatchPlan
 from packstore.training.loader.column_readers import (
     check_collate,
     make_column_readers,
@@ -69,11 +69,11 @@ class ViewColumnReader:
         views = options.views.parts if self.carried else ()
         self._views = [(view, readers(self.carried, view.operations)) for view in views]
 
-    def read_batch(self, plan: BatchPlan, new_buffer: NumberedBuffer, errors: Failures) -> ViewColumns:
+    def read_batch(self, plan: BatchPlan, new_buffer: NumberedBuffer) -> ViewColumns:
         """Reads the columns of a batch: the moving ones for the crops of each view, others once per record.
 
         Failures and errors are those of :meth:`ColumnReaders.read_batch`."""
-        plain = self._plain.read_batch(plan, new_buffer, errors)
+        plain = self._plain.read_batch(plan, new_buffer)
         place, by_view = len(self._plain.readers), []
         for view, readers in self._views:
             crops = BatchPlan(
@@ -82,10 +82,11 @@ class ViewColumnReader:
                 view.derive_seed(plan.seed),
                 plan.epoch,
                 np.repeat(plan.records, view.count),
+                errors=plan.errors,
                 failed=[*_crop_rows(plan.failed, view.count)],
             )
             crops.sizes = np.repeat(plan.sizes, view.count, 0)
-            by_view.append((view, readers.read_batch(crops, _with_offset(new_buffer, place), errors)))
+            by_view.append((view, readers.read_batch(crops, _with_offset(new_buffer, place))))
             place += len(readers.readers)
         return ViewColumns(plain, by_view, self._as_list)
 
