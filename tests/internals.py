@@ -458,7 +458,6 @@ if TYPE_CHECKING:
     )
     from packstore.training.augment.crop import source_index
     from packstore.training.augment.cut import Cut, write_crop
-    from packstore.training.augment.detection import BatchBoxes
     from packstore.training.augment.interpreter import run_by_torch, run_program
     from packstore.training.augment.operations import (
         apply_operations,
@@ -471,6 +470,7 @@ if TYPE_CHECKING:
     from packstore.training.augment.policies import write_steps
     from packstore.training.augment.resample import crop_and_resize_each, resize_by_products, resize_shown
     from packstore.training.augment.resample import resize as resample_images
+    from packstore.training.augment.sizes import BatchBoxes
     from packstore.training.augment.steps import as_operations, check_target_options, check_targets
     from packstore.training.augment.targets import (
         Move,

@@ -21,7 +21,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 import packstore.augment as A  # noqa: N812
 from packstore import PackedDataset, PackedLoader
-from packstore.training.augment.detection import BatchBoxes
+from packstore.training.augment.sizes import BatchBoxes
 from packstore.training.augment.unequal import DrawnOperations
 
 SIDE, TEXT, GAP = 128, 250, 4

@@ -22,7 +22,7 @@ from packstore.seeing.facts import locate_in_split, read_image_facts, shown_colu
 from packstore.stores import Reader
 from packstore.training import augment
 from packstore.training.augment import RECIPES, Operation, recipe
-from packstore.training.augment.detection import BatchBoxes
+from packstore.training.augment.sizes import BatchBoxes
 from packstore.training.augment.steps import as_operations
 from packstore.training.augment.unequal import DrawnOperations
 from packstore.training.dataset import PackedDataset

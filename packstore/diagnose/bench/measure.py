@@ -22,8 +22,8 @@ from packstore.images.engine import OutputFormat, Requests, get_engine
 from packstore.images.programs import Program
 from packstore.stores import Reader
 from packstore.training.augment.base import Crops
-from packstore.training.augment.detection import BatchBoxes
 from packstore.training.augment.operations import apply_operations, plan_operations
+from packstore.training.augment.sizes import BatchBoxes
 from packstore.training.augment.unequal import DrawnOperations
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader import PackedLoader

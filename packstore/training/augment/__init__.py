@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         RandomPosterize,
         RandomSolarize,
     )
-    from packstore.training.augment.detection import RandomIoUCrop, RandomSizeCrop, RandomZoomOut
     from packstore.training.augment.erasing import Cutout, Masking, RandomErasing, RandomMasking
     from packstore.training.augment.geometry import (
         CenterCrop,
@@ -41,7 +40,15 @@ if TYPE_CHECKING:
     from packstore.training.augment.per_image import PerImage
     from packstore.training.augment.policies import AugMix, AutoAugment, RandAugment, ThreeAugment, TrivialAugmentWide
     from packstore.training.augment.recipes import RECIPES, Recipe, recipe
-    from packstore.training.augment.sizes import Pad, RandomResize, RandomShortestSize, ScaleJitter
+    from packstore.training.augment.sizes import (
+        Pad,
+        RandomIoUCrop,
+        RandomResize,
+        RandomShortestSize,
+        RandomSizeCrop,
+        RandomZoomOut,
+        ScaleJitter,
+    )
     from packstore.training.augment.steps import InPlace
     from packstore.training.augment.timm_policies import TimmAugment
     from packstore.training.augment.views import RASampler
@@ -56,7 +63,6 @@ _MODULES = {
         "augment.colour": "ColorJitter GaussianBlur GaussianNoise Grayscale RandomAdjustSharpness "
         "RandomAutocontrast RandomChannelPermutation RandomEqualize RandomGrayscale RandomInvert "
         "RandomPhotometricDistort RandomPosterize RandomSolarize",
-        "augment.detection": "RandomIoUCrop RandomSizeCrop RandomZoomOut",
         "augment.erasing": "Cutout Masking RandomErasing RandomMasking",
         "augment.geometry": "CenterCrop RandomCrop RandomHorizontalFlip RandomResizedCrop Resize",
         "augment.logic": "Compose RandomApply RandomChoice RandomOrder",
@@ -65,7 +71,7 @@ _MODULES = {
         "augment.per_image": "PerImage",
         "augment.policies": "AugMix AutoAugment RandAugment ThreeAugment TrivialAugmentWide",
         "augment.recipes": "RECIPES Recipe recipe",
-        "augment.sizes": "Pad RandomResize RandomShortestSize ScaleJitter",
+        "augment.sizes": "Pad RandomIoUCrop RandomResize RandomShortestSize RandomSizeCrop RandomZoomOut ScaleJitter",
         "augment.steps": "InPlace",
         "augment.timm_policies": "TimmAugment",
         "augment.views": "RASampler",

@@ -24,7 +24,7 @@ from packstore.training.augment.base import (
     parse_size,
 )
 from packstore.training.augment.crop import fill_like
-from packstore.training.augment.detection import box_areas
+from packstore.training.augment.sizes import box_areas
 from packstore.training.random_draws import Draws, chance
 
 Floats = NDArray[np.float32]

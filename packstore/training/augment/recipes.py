@@ -17,14 +17,19 @@ from packstore.training.augment.colour import (
     RandomPhotometricDistort,
     RandomSolarize,
 )
-from packstore.training.augment.detection import RandomIoUCrop, RandomSizeCrop, RandomZoomOut
 from packstore.training.augment.erasing import RandomErasing
 from packstore.training.augment.geometry import RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from packstore.training.augment.logic import Compose, RandomApply, RandomChoice
 from packstore.training.augment.mixing import BatchMixer, CutMix, MixUp
 from packstore.training.augment.policies import RandAugment, ThreeAugment, TrivialAugmentWide
 from packstore.training.augment.policy_tables import make_timm_augment
-from packstore.training.augment.sizes import RandomResize, RandomShortestSize
+from packstore.training.augment.sizes import (
+    RandomIoUCrop,
+    RandomResize,
+    RandomShortestSize,
+    RandomSizeCrop,
+    RandomZoomOut,
+)
 
 IMAGENET_MEAN = (124, 116, 104)
 """Mean of ImageNet in bytes; it becomes 0 by normalisation."""
@@ -91,16 +96,6 @@ def _define_timm_rsb(size: int, policy: str, mixup: float, smoothing: float) -> 
     )
 
 
-def _make_deit3() -> list[Step]:
-    """Creates the operations of DeiT III."""
-    return [
-        RandomResizedCrop(224, scale=(0.08, 1.0), interpolation="bicubic"),
-        RandomHorizontalFlip(),
-        ThreeAugment(),
-        ColorJitter(0.3, 0.3, 0.3),
-    ]
-
-
 def _make_self_supervised_view(
     crop: RandomResizedCrop, jitter: tuple[float, float, float, float], kernel: int, blur: float, solarize: float = 0.0
 ) -> list[Step]:
@@ -158,7 +153,12 @@ _RECIPES = {
     "timm-rsb-a2": _define_timm_rsb(224, "rand-m7-mstd0.5-inc1", 0.1, 0.0),
     "timm-rsb-a3": _define_timm_rsb(160, "rand-m6-mstd0.5-inc1", 0.1, 0.0),
     "deit3": _RecipeDefinition(
-        _make_deit3,
+        lambda: [
+            RandomResizedCrop(224, scale=(0.08, 1.0), interpolation="bicubic"),
+            RandomHorizontalFlip(),
+            ThreeAugment(),
+            ColorJitter(0.3, 0.3, 0.3),
+        ],
         "Touvron, Cord, Jégou, 'DeiT III: Revenge of the ViT' (2022); facebookresearch/deit, augment.py and "
         "README_revenge.md",
         lambda: BatchMixer([MixUp(0.8), CutMix(1.0)]),

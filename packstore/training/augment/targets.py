@@ -20,9 +20,9 @@ from packstore.images.programs import GEOMETRIC, Code, Program
 from packstore.training.augment.base import Crops, GeometricOperation, PaddingMode, Step
 from packstore.training.augment.crop import source_index
 from packstore.training.augment.cut import Cut
-from packstore.training.augment.detection import box_areas, centres_inside
 from packstore.training.augment.kernels import warp_affine, warp_perspective
 from packstore.training.augment.program_operation import ProgramOperation
+from packstore.training.augment.sizes import box_areas, centres_inside
 from packstore.training.random_draws import Draws
 
 Floats = NDArray[np.float32]

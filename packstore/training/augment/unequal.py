@@ -16,10 +16,10 @@ from packstore.images.programs import Program
 from packstore.images.sniff import MAX_PIXELS
 from packstore.training.augment.base import Crops, GeometricOperation, Operation, Size, Step, Units
 from packstore.training.augment.cut import Cut
-from packstore.training.augment.detection import BatchBoxes, RandomIoUCrop
 from packstore.training.augment.interpreter import run_program
 from packstore.training.augment.program_operation import ProgramOperation, contains_geometry, operation_name
 from packstore.training.augment.resample import check_area
+from packstore.training.augment.sizes import BatchBoxes, RandomIoUCrop
 from packstore.training.augment.steps import is_per_image, may_resize
 from packstore.training.augment.targets import Move, Placement, Warp, draw_program_by_size, find_warps, move_boxes
 from packstore.training.random_draws import Draws

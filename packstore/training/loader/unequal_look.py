@@ -16,9 +16,9 @@ from packstore.core.modes import Mode
 from packstore.images.engine import Requests
 from packstore.training.augment.base import Size, Step
 from packstore.training.augment.cut import Cut
-from packstore.training.augment.detection import BatchBoxes
 from packstore.training.augment.operations import too_large_error
 from packstore.training.augment.resample import check_area
+from packstore.training.augment.sizes import BatchBoxes
 from packstore.training.augment.steps import is_per_image
 from packstore.training.augment.unequal import DrawnOperations
 from packstore.training.loader.looks import ANY_SIZE, Drawn, Look, OfRecord, SizeError
