@@ -271,6 +271,12 @@ class Manifest:
         return (replace(self.image, nbytes=0), *self.columns[1:]) if self.is_linked else self.columns
 
     @property
+    def shard_table(self) -> ShardTable:
+        """:attr:`shards` of a store that is known to be sharded."""
+        assert self.shards is not None
+        return self.shards
+
+    @property
     def holds_floats(self) -> bool:
         """True if images are stored as ``CHW`` arrays of normalised floating point values."""
         return self.image.layout == "CHW"

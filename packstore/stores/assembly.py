@@ -221,8 +221,8 @@ def write_manifest_and_table(directory: Path, manifest: Manifest) -> None:
     """Writes the table and the manifest of a sharded store and reads both back. Raises :class:`StoreError` if they
     differ.
     """
-    assert manifest.shards is not None
-    for name, content in ((manifest.shards.file, manifest.shards.table.tobytes()),
+    table = manifest.shard_table
+    for name, content in ((table.file, table.table.tobytes()),
                           (MANIFEST_FILE, encode_manifest(manifest))):  # fmt: skip
         (directory / name).write_bytes(content)
         if (directory / name).read_bytes() != content:

@@ -63,7 +63,7 @@ class Shards(PartTable):
         files: Descriptors of shards that are open already, by number. The reader closes them.
         promised: Number of open files reserved for the reader.
         """
-        table = _require_table(manifest)
+        table = manifest.shard_table
         super().__init__(path, manifest, table.starts[:-1])
         self._format: Format = FORMATS[manifest.format]
         self._table = table
@@ -312,7 +312,7 @@ def reserve_open_files(table: ShardTable) -> int:
 
 def _open_files(manifest: Manifest, path: Path) -> tuple[dict[int, int], int]:
     """Opens the files of shards; returns descriptors by shard number, and the number of files reserved."""
-    table, format = _require_table(manifest), FORMATS[manifest.format]
+    table, format = manifest.shard_table, FORMATS[manifest.format]
     promised = reserve_open_files(table)
     files: dict[int, int] = {}
     # all files or none: a process near its limit opens shards as they are read
@@ -328,12 +328,6 @@ def _close_files(files: dict[int, int], promised: int) -> None:
     while files:
         os.close(files.popitem()[1])
     release_open_files(promised)
-
-
-def _require_table(manifest: Manifest) -> ShardTable:
-    """Returns the table of shards in a sharded store's manifest."""
-    assert manifest.shards is not None  # read_sharded_manifest guarantees it
-    return manifest.shards
 
 
 def read_sharded_manifest(path: Path) -> Manifest:

@@ -151,8 +151,7 @@ class RemoteHead:
     @cached_property
     def shards(self) -> list[str]:
         """Names of the objects of all shards, in order."""
-        table = self.manifest.shards
-        assert table is not None
+        table = self.manifest.shard_table
         if self.version is not None:
             return shard_object_names(table)
         files = FORMATS[self.manifest.format].files  # a plain copy of a local store
@@ -165,26 +164,24 @@ def find_newest_version(objects: ObjectStore) -> int:
     return max((number for number in numbers if number is not None), default=0)
 
 
-def read_head(objects: ObjectStore) -> RemoteHead:
-    """Reads the manifest of the newest version at a URL, and its table of shards. Makes three or four requests.
+def read_head(objects: ObjectStore, version: int | None = None) -> RemoteHead:
+    """Reads the manifest of a version at a URL, by default the newest, and its table of shards. Makes three or four
+    requests.
 
     Reads ``manifest.json`` over HTTP or without versions. Tries a damaged manifest or table three times. Raises
     :class:`MissingStoreError` if there is no store, and :class:`StoreError` if manifest or table cannot be read.
     """
-    return _read_head(objects, find_newest_version(objects) if objects.can_list else 0)
+    if version is None:
+        version = find_newest_version(objects) if objects.can_list else 0
+    for _ in range(_TRIES - 1):
+        with suppress(ManifestError):  # if a bit flipped in transit, the next try succeeds
+            return _read_head_once(objects, version)
+    return _read_head_once(objects, version)
 
 
 def read_version(objects: ObjectStore, number: int) -> Manifest:
     """Reads the manifest of a version, with its table. Raises :class:`StoreError` if one of them cannot be read."""
-    return _read_head(objects, number).manifest
-
-
-def _read_head(objects: ObjectStore, newest: int) -> RemoteHead:
-    """Reads the head of version ``newest``, or of ``manifest.json`` for 0, with retries."""
-    for _ in range(_TRIES - 1):
-        with suppress(ManifestError):  # if a bit flipped in transit, the next try succeeds
-            return _read_head_once(objects, newest)
-    return _read_head_once(objects, newest)
+    return read_head(objects, number).manifest
 
 
 def _read_head_once(objects: ObjectStore, newest: int) -> RemoteHead:

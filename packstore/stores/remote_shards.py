@@ -71,8 +71,7 @@ class RemoteShards(Shards):
 
     def __init__(self, path: UrlPath, objects: ObjectStore, head: RemoteHead) -> None:
         """Reserves open files. Requests nothing."""
-        table = head.manifest.shards
-        assert table is not None
+        table = head.manifest.shard_table
         super().__init__(path, head.manifest, {}, reserve_open_files(table))
         self._head = head
         self.names = head.shards

@@ -144,8 +144,7 @@ def find_unneeded(objects: ObjectStore, now: float, grace_seconds: float = GRACE
     needed: set[str] = set()
     for number, following in itertools.zip_longest(numbers, numbers[1:]):
         if following is None or versions[following] > now - grace_seconds:
-            table = read_version(objects, number).shards
-            assert table is not None
+            table = read_version(objects, number).shard_table
             needed |= {table_name(table), *shard_object_names(table)}
     runs: dict[str, list[ObjectInfo]] = {}
     unneeded: list[ObjectInfo] = []

@@ -396,27 +396,25 @@ class _LocalGrowth(Growth):
 
     def _add_shards(self, staged: Path, new: Manifest, parts: ShardList, request: Any) -> None:
         """Links new shards and their table into a sharded store, then replaces its manifest by the staged one."""
-        old, store = self._old, self._path
-        assert old.shards is not None
-        assert new.shards is not None
+        old, table, store = self._old.shard_table, new.shard_table, self._path
         write_manifest_and_table(staged, new)
-        before, after = old.shards.names(), new.shards.names()
+        before, after = old.names(), table.names()
         known, remaining = set(before), set(after)
         chosen = [i for i, name in enumerate(after) if name not in known]
         names = [after[i] for i in chosen]
-        for name in (*names, new.shards.file):
+        for name in (*names, table.file):
             if os.path.lexists(store / name):
                 raise DestinationError(
                     f"{printable(str(store / name))} does not belong to the store; move it away first"
                 )
-        replaced = (old.shards.file, *(name for name in before if name not in remaining))
-        added = (*names, new.shards.file)
+        replaced = (old.file, *(name for name in before if name not in remaining))
+        added = (*names, table.file)
         # from it the next run cleans up after a kill
         Receipt(request, sealed=new.digest, added=added, replaced=replaced).write(staged.parent)
         sync_tree(staged.parent)
         try:
             link_shards(parts.take_shards(chosen), store, FORMATS[new.format])
-            (staged / new.shards.file).rename(store / new.shards.file)
+            (staged / table.file).rename(store / table.file)
             _sync_files(store, names)
             self._refuse_changed()
             replaced_manifest = (store / MANIFEST_FILE).read_bytes()

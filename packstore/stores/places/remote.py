@@ -255,10 +255,8 @@ def upload_and_publish(
     out shards whose place is already their object at the URL. Raises
     :class:`StoreError` if a shard differs from the table, and the errors of :func:`publish_version`.
     """
-    table = manifest.shards
-    assert table is not None
     there = {info.name: info.nbytes for info in objects.list(SHARDS)}
-    done_bytes, pairs = 0, list(zip(table, parts.places, strict=True))
+    done_bytes, pairs = 0, list(zip(manifest.shard_table, parts.places, strict=True))
 
     def upload(pair: tuple[Shard, ShardPlace]) -> int:
         shard, place = pair
@@ -282,10 +280,9 @@ def publish_version(objects: ObjectStore, manifest: Manifest, previous: int) -> 
     Uploads the table of shards before, and replaces the hint after. Raises :class:`LostRaceError` if another process
     created that version, and :class:`StoreError` if a shard is missing or has another size.
     """
-    assert manifest.shards is not None
-    upload_table(objects, manifest.shards)
+    upload_table(objects, manifest.shard_table)
     there = {info.name: info.nbytes for info in objects.list(SHARDS)}
-    for shard in manifest.shards:  # packstore clean may have removed it as unneeded
+    for shard in manifest.shard_table:  # packstore clean may have removed it as unneeded
         if there.get(shard_object_name(shard)) != shard.nbytes:
             raise StoreError(f"{objects.url}/{shard_object_name(shard)} no longer exists; run this again")
     return create_version(objects, manifest, previous)
