@@ -10,12 +10,7 @@ import torch
 
 from packstore.core.errors import UsageError
 from packstore.training import augment as ours
-from packstore.training.augment.steps import (
-    draws_random_numbers,
-    flatten_transforms,
-    is_of_torchvision,
-    refuse_mixer,
-)
+from packstore.training.augment.steps import draws_random_numbers, flatten_transforms, is_of_torchvision, refuse_mixer
 
 _NOTHING = {"ToTensor", "PILToTensor", "ToImage", "ToPureTensor"}
 """Conversions that a loader does anyway; only the first one also scales values."""

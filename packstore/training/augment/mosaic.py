@@ -14,15 +14,7 @@ from torch import Tensor
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column
 from packstore.training.arguments import CheckedArguments
-from packstore.training.augment.base import (
-    Size,
-    Units,
-    Values,
-    check_number,
-    convert_colour,
-    parse_range,
-    parse_size,
-)
+from packstore.training.augment.base import Size, Units, Values, check_number, convert_colour, parse_range, parse_size
 from packstore.training.augment.crop import fill_like
 from packstore.training.augment.sizes import box_areas
 from packstore.training.random_draws import Draws, chance

@@ -14,9 +14,7 @@ from packstore.core.errors import UsageError
 from packstore.images.sniff import MAX_PIXELS
 from packstore.training.augment.base import Crops, GeometricOperation, Operation, Size, Step
 from packstore.training.augment.geometry import RandomCrop, RandomHorizontalFlip
-from packstore.training.augment.program_operation import (
-    contains_geometry,
-)
+from packstore.training.augment.program_operation import contains_geometry
 from packstore.training.augment.steps import InPlace, is_per_image
 from packstore.training.random_draws import Draws
 

@@ -18,10 +18,9 @@ from packstore.training.augment.colour import GaussianBlur, Grayscale, RandomSol
 from packstore.training.augment.logic import RandomChoice
 from packstore.training.augment.policy_tables import POLICIES
 from packstore.training.augment.program_operation import ProgramOperation
-from packstore.training.augment.warps import WarpOperation, inverse_affine, inverse_rotation
+from packstore.training.augment.warps import Fill, WarpOperation, inverse_affine, inverse_rotation
 from packstore.training.random_draws import GAMMA_DRAWS, Draws, chance, dirichlet
 
-Fill = float | tuple[float, float, float] | None
 Magnitudes = NDArray[np.float64]
 
 _SIGNED = {*("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast", "Sharpness")}

@@ -34,12 +34,7 @@ from packstore.training.augment.base import (
     where,
 )
 from packstore.training.augment.crop import pad_constant, source_index
-from packstore.training.augment.geometry import (
-    CenterCrop,
-    RandomCrop,
-    ResizingOperation,
-    padding_composes_after,
-)
+from packstore.training.augment.geometry import CenterCrop, RandomCrop, ResizingOperation, padding_composes_after
 from packstore.training.augment.resample import resize
 from packstore.training.random_draws import Array, Draws, chance, to_float64, to_int64
 
