@@ -15,7 +15,7 @@ import packstore
 from packstore.stores import open_store
 from packstore.testing.records import append, assert_holds, begin, flip, make_records, write
 from tests.internals import STORE_MANIFEST_FILE as MANIFEST_FILE
-from tests.internals import TABLE_ROW, Ragged, Shards, StoreError, sharded
+from tests.internals import TABLE_ROW, CorruptRecordError, Ragged, Shards, StoreError, sharded
 
 SUFFIXES = (".lmdb", ".h5", ".pth")
 
@@ -83,6 +83,23 @@ def test_values_of_some_records(tmp_path: Path, shard_size: int, bounded: bool, 
                 reader.values("label", np.array(wrong))
         with pytest.raises(KeyError, match="no column 'x'"):
             reader.values("x", chosen)
+
+
+@pytest.mark.parametrize("method", ["view", "views", "value", "values"])
+def test_an_error_has_the_number_of_the_record_in_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    write(tmp_path / "x.h5", make_records("uint8"), shard_size=120)  # two records each
+
+    def fail(*_: Any) -> None:
+        raise CorruptRecordError(1, "key", "a", "b")
+
+    with opened(tmp_path / "x.h5") as reader:
+        records = np.full(64 * len(reader.table.starts), 3)  # enough for reading them together
+        arguments = {"view": (3,), "views": (records,), "value": ("label", 3), "values": ("label", records)}
+        monkeypatch.setattr(reader.table.open(1), method, fail)
+        with pytest.raises(CorruptRecordError, match="record 3 "):
+            getattr(reader, method)(*arguments[method])
 
 
 def test_those_used_longest_ago_are_let_go(tmp_path: Path, few: int) -> None:
