@@ -135,7 +135,7 @@ class Operation(CheckedArguments, ABC):
         """
 
     image_units: Units | None = None
-    """Units of the images if they are normalised already; set by :func:`.units.with_units`. Colours are converted."""
+    """Units of the images if they are normalised already; set by :func:`with_units`. Colours are converted."""
 
     def convert_colour(self, colour: Any) -> Values:
         """Converts a colour, such as a ``fill``, to values of the images: one number, or one for each channel."""

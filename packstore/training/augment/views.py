@@ -73,7 +73,7 @@ class Views:
 def parse_views(views: Any, units: Units | None = None) -> Views | None:
     """Converts a user's ``views=``. Views of a list are named by their index.
 
-    Returns None and :class:`Views` unchanged. ``units``: of the images, see :func:`.units.with_units`.
+    Returns None and :class:`Views` unchanged. ``units``: of the images, see :func:`.base.with_units`.
 
     Raises:
         UsageError: ``views`` is neither a dict of ``(count, operations)`` nor a list of lists of operations. Or it is
