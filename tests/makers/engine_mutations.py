@@ -134,7 +134,7 @@ MUTATIONS = [
     Mutation("jpeg/entropy.c", "        lane->mcu += lane->count;\n", ""),
     Mutation("jpeg/entropy.c", "    memset(lane->predicted, 0, sizeof lane->predicted);\n", ""),
     Mutation("jpeg/entropy.c", "        clear_all(&decoder->input);", "        ;"),
-    Mutation("jpeg/entropy.c", "            *(*to)++ = 0xFF;\n", "            ;\n"),
+    Mutation("jpeg/entropy.c", "            *out++ = 0xFF;\n", "            ;\n"),
     Mutation(
         "jpeg/tables.c",
         "length <= 16; length++)\n            if ((int32_t)",
@@ -155,8 +155,8 @@ MUTATIONS = [
     Mutation("answer.c", ".refused = &refused[next]", ".refused = &refused[0]"),
     Mutation(
         "answer.c",
-        "outcome = outcome == DONE ? end_image(ended) : begin",
-        "outcome = 1 ? end_image(ended) : begin",
+        "if (outcome != DONE)\n        return begin_again",
+        "if (0)\n        return begin_again",
     ),
     # The seek index
     Mutation(
@@ -185,7 +185,7 @@ MUTATIONS = [
     Mutation("jpeg/pixels.c", "        input->lengths.at = NULL;\n", "        ;\n"),
     Mutation("jpeg/skip.c", "(k > 64 && k <= END_OF_BLOCK) || k >= NO_CODE)) {", "0)) {"),
     Mutation("jpeg/skip.c", "if (entry & ESCAPE || taken + length > SKIP_BITS)", "if (entry & ESCAPE)"),
-    Mutation("answer.c", "begin_again(ended, &team, max_pixels)", "REFUSED"),
+    Mutation("answer.c", "        return begin_again(decoder, team, max_pixels);", "        return REFUSED;"),
     Mutation("answer.c", "    decoder->output.task.without_index = true;\n", ""),
     # Samples and pixels: A.3.3, jdsample.c, jdcolor.c
     Mutation("jpeg/idct.c", "if (UNLIKELY(!_mm256_testz_si256(wrong, wrong)))", "if (0)"),
@@ -200,7 +200,7 @@ MUTATIONS = [
     Mutation("jpeg/colours.c", "(91881 * red + 32768)", "(91900 * red + 32768)"),
     Mutation("jpeg/colours.c", "for (; i + 6 <= pixels; i += 5)", "for (; i + 5 <= pixels; i += 5)"),
     Mutation("jpeg/colours.c", "for (; i + 32 <= count; i += 32)", "for (; i < count; i += 32)"),
-    Mutation("jpeg/colours.c", "    to[-1] = to[0];\n    to[count] = to[count - 1];\n}\n\n/* Sums", "}\n\n/* Sums"),
+    Mutation("jpeg/colours.c", "    to[-1] = to[0];\n    to[count] = to[count - 1];\n}\nBOTH", "}\nBOTH"),
     Mutation("jpeg/pixels.c", "if (columns <= 2)", "if (columns <= 1)"),
     Mutation(
         "jpeg/pixels.c",
@@ -234,7 +234,7 @@ MUTATIONS = [
     Mutation("shape/resize.c", "_mm256_permute4x64_epi64(sums, 0xD8)", "sums"),
     Mutation(
         "shape/resize.c",
-        "_mm256_broadcastq_epi64(_mm_loadl_epi64((const __m128i *)(weights + j)));",
+        "_mm256_broadcastq_epi64(LOAD_8(weights + j));",
         "_mm256_setzero_si256();",
     ),
     Mutation("answer.c", "(form->from != UINT8 || decoder->output.task.channels != 3)", "form->from != UINT8"),
@@ -349,8 +349,8 @@ NEON_MUTATIONS = (
     Mutation("shape/resize.c", "vst1q_u8(to + x + 16, second);", "vst1q_u8(to + x + 16, first);"),
     Mutation(
         "simd/vectors.h",
-        "vqmovun_high_s16(vqmovun_s16((s16)(a)), (s16)(b))",
-        "vqmovun_high_s16(vqmovun_s16((s16)(b)), (s16)(a))",
+        "vqmovun_high_s16(vqmovun_s16((s16)a), (s16)b)",
+        "vqmovun_high_s16(vqmovun_s16((s16)b), (s16)a)",
     ),
 )
 """Faults of what is compiled for ARM alone: ``tools/arm`` looks for some of them."""

@@ -101,16 +101,12 @@ static enum outcome plan_box(struct decoder *decoder)
     return DONE;
 }
 
-static bool is_black(const struct form *form)
-{
-    return form->fill[0] == 0 && form->fill[1] == 0 && form->fill[2] == 0;
-}
-
 /* For sources of interleaved bytes: finishes an image of pixels; only begins to decode a JPEG file. */
 static enum outcome begin_pixels(struct decoder *decoder, struct team *team)
 {
     struct task *task = &decoder->output.task;
     const struct request *request = task->request;
+    const float *fill = task->form->fill;
     int64_t at, channels = task->channels;
     task->visible = visible_part(request, &at);
     const struct box *visible = &task->visible;
@@ -119,7 +115,7 @@ static enum outcome begin_pixels(struct decoder *decoder, struct team *team)
         place(decoder->worker.kernels, task);
         return DONE;
     }
-    if (!whole && !task->resized && (task->form->padding != CONSTANT || !is_black(task->form)))
+    if (!whole && !task->resized && (task->form->padding != CONSTANT || fill[0] != 0 || fill[1] != 0 || fill[2] != 0))
         return REFUSED;
     if (!whole)
         memset(task->to, 0, (size_t)(channels * request->window.height * request->window.width));
@@ -189,14 +185,6 @@ static enum outcome begin_image(struct decoder *decoder, struct team *team)
     return outcome == DONE ? convert(decoder) : outcome;
 }
 
-/* Finishes an image that was decoded. */
-static enum outcome end_image(struct decoder *decoder)
-{
-    if (decoder->output.task.rows != decoder->output.task.box.height)
-        return REFUSED;
-    return convert(decoder);
-}
-
 /* Checks a request, then does begin_image(). */
 static enum outcome begin_request(struct decoder *decoder, struct team *team, int64_t max_pixels)
 {
@@ -229,6 +217,21 @@ static enum outcome begin_again(struct decoder *decoder, struct team *team, int6
     input->checkpoints = NULL;
     decoder->output.task.without_index = true;
     return begin_request(decoder, team, max_pixels);
+}
+
+/* Does begin_request(), if need be without the index. */
+static enum outcome begin_first(struct decoder *decoder, struct team *team, int64_t max_pixels)
+{
+    enum outcome outcome = begin_request(decoder, team, max_pixels);
+    return outcome == REFUSED ? begin_again(decoder, team, max_pixels) : outcome;
+}
+
+/* Finishes an image that was decoded; begins it again if it was refused. */
+static enum outcome end_image(struct decoder *decoder, struct team *team, enum outcome outcome, int64_t max_pixels)
+{
+    if (outcome != DONE)
+        return begin_again(decoder, team, max_pixels);
+    return decoder->output.task.rows == decoder->output.task.box.height ? convert(decoder) : REFUSED;
 }
 
 static bool has_byte_fill(const struct form *form)
@@ -288,12 +291,10 @@ static enum outcome answer_alone(struct decoder *decoder, const struct request *
 {
     struct team team = {.count = 0};
     decoder->output.task = (struct task){.request = request, .form = form, .channels = channels};
-    enum outcome outcome = begin_request(decoder, &team, max_pixels);
-    if (outcome == REFUSED)
-        outcome = begin_again(decoder, &team, max_pixels);
+    enum outcome outcome = begin_first(decoder, &team, max_pixels);
     while (outcome == BEGUN) {
         decode_together(&team, &outcome);
-        outcome = outcome == DONE ? end_image(decoder) : begin_again(decoder, &team, max_pixels);
+        outcome = end_image(decoder, &team, outcome, max_pixels);
     }
     decoder->input.checkpoints = NULL;
     return outcome;
@@ -365,22 +366,15 @@ static void answer_all(struct decoder *decoder, const struct request *requests, 
             next += shared;
             if (next < count)
                 prefetch(&requests[next]);
-            enum outcome outcome;
-            if (shared > 1) {
-                idle->output.task.sharing = shared;
-                outcome = begin_shared(idle, &team, max_pixels);
-            } else {
-                outcome = begin_request(idle, &team, max_pixels);
-                if (outcome == REFUSED)
-                    outcome = begin_again(idle, &team, max_pixels);
-            }
+            idle->output.task.sharing = shared > 1 ? shared : 0;
+            enum outcome outcome = (shared > 1 ? begin_shared : begin_first)(idle, &team, max_pixels);
             if (outcome != BEGUN)
                 end_request(idle, outcome, requests, form, max_pixels, refused);
             continue;
         }
         enum outcome outcome;
         struct decoder *ended = decode_together(&team, &outcome);
-        outcome = outcome == DONE ? end_image(ended) : begin_again(ended, &team, max_pixels);
+        outcome = end_image(ended, &team, outcome, max_pixels);
         if (outcome != BEGUN)
             end_request(ended, outcome, requests, form, max_pixels, refused);
     }

@@ -4,23 +4,32 @@
 #include "jpeg.h"
 
 /* Computes 3 * near + far if `weight` is 3, near alone if it is 1; repeats the outermost values beyond both ends. */
-void blend_plain(int16_t *restrict to, const uint8_t *restrict near, const uint8_t *restrict far, int64_t count,
-                 int weight)
+INLINE void blend_of(int16_t *restrict to, const uint8_t *restrict near, const uint8_t *restrict far, int64_t count,
+                     int weight)
 {
+    const uint16_t own = (uint16_t)weight, other = weight != 1;
     for (int64_t i = 0; i < count; i++)
-        to[i] = (int16_t)(weight * near[i] + (weight == 1 ? 0 : far[i]));
+        to[i] = (int16_t)(own * near[i] + other * far[i]);
     to[-1] = to[0];
     to[count] = to[count - 1];
 }
+BOTH_LOOPS(void, blend, (int16_t *to, const uint8_t *near, const uint8_t *far, int64_t count, int weight),
+           blend_of(to, near, far, count, weight))
 
-/* Doubles `count` columns: a new column mixes its own column and the neighbour on its side, 3 to 1. */
-void widen_plain(uint8_t *restrict to, const int16_t *restrict from, int64_t count, int even, int odd, int shift)
+/* Doubles `count` columns: a new column mixes its own column and the neighbour on its side, 3 to 1. Sums have at most
+ * 12 bits, so 16-bit arithmetic is enough. */
+INLINE void widen_of(uint8_t *restrict to, const int16_t *restrict from, int64_t count, int even, int odd, int shift)
 {
+    const uint16_t first = (uint16_t)even, second = (uint16_t)odd;
     for (int64_t i = 0; i < count; i++) {
-        to[2 * i] = (uint8_t)((3 * from[i] + from[i - 1] + even) >> shift);
-        to[2 * i + 1] = (uint8_t)((3 * from[i] + from[i + 1] + odd) >> shift);
+        uint16_t thrice = (uint16_t)(3 * from[i]);
+        uint16_t left = (uint16_t)(thrice + from[i - 1] + first), right = (uint16_t)(thrice + from[i + 1] + second);
+        uint16_t both = (uint16_t)(left >> shift | right >> shift << 8);
+        memcpy(to + 2 * i, &both, 2);
     }
 }
+BOTH_LOOPS(void, widen, (uint8_t *to, const int16_t *from, int64_t count, int even, int odd, int shift),
+           widen_of(to, from, count, even, odd, shift))
 
 /* Mixes two rows, 3 to 1. */
 INLINE void heighten_of(uint8_t *restrict to, const uint8_t *restrict near, const uint8_t *restrict far, int64_t count,
@@ -52,41 +61,6 @@ void colours_plain(uint8_t *to, const uint8_t *y, const uint8_t *cb, const uint8
     }
 }
 
-#ifdef HAS_VECTORS
-VECTORS void blend_vector(int16_t *to, const uint8_t *near, const uint8_t *far, int64_t count, int weight)
-{
-    const __m256i other = _mm256_set1_epi16(weight != 1);
-    for (int64_t i = 0; i < count; i += 16) { /* rows have PADDING */
-        __m256i a = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(near + i)));
-        __m256i b = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(far + i)));
-        __m256i sum =
-            _mm256_add_epi16(_mm256_mullo_epi16(a, _mm256_set1_epi16((int16_t)weight)), _mm256_mullo_epi16(b, other));
-        _mm256_storeu_si256((__m256i *)(to + i), sum);
-    }
-    to[-1] = to[0];
-    to[count] = to[count - 1];
-}
-
-/* Sums have at most 12 bits, so 16-bit arithmetic is enough. */
-VECTORS void widen_vector(uint8_t *to, const int16_t *from, int64_t count, int even, int odd, int shift)
-{
-    const __m256i first = _mm256_set1_epi16((int16_t)even), second = _mm256_set1_epi16((int16_t)odd);
-    const __m128i bits = _mm_cvtsi32_si128(shift);
-    int64_t i = 0;
-    for (; i + 16 <= count; i += 16) {
-        __m256i here = _mm256_loadu_si256((const __m256i *)(from + i));
-        __m256i before = _mm256_loadu_si256((const __m256i *)(from + i - 1));
-        __m256i behind = _mm256_loadu_si256((const __m256i *)(from + i + 1));
-        __m256i thrice = _mm256_add_epi16(_mm256_add_epi16(here, here), here);
-        __m256i left = _mm256_srl_epi16(_mm256_add_epi16(_mm256_add_epi16(thrice, before), first), bits);
-        __m256i right = _mm256_srl_epi16(_mm256_add_epi16(_mm256_add_epi16(thrice, behind), second), bits);
-        _mm256_storeu_si256((__m256i *)(to + 2 * i), _mm256_or_si256(left, _mm256_slli_epi16(right, 8)));
-    }
-    widen_plain(to + 2 * i, from + i, count - i, even, odd, shift);
-}
-
-#endif
-
 #if defined(__x86_64__)
 /* Computes red, green and blue of 16 pixels, as 16-bit numbers, from 8-bit luma and chroma. Factors are split to fit 16
  * bits: 1.402 = 1 + 0.402, 1.772 = 2 - 0.228, 0.71414 = 1 - 0.28586. */
@@ -111,11 +85,9 @@ VECTORS INLINE void sixteen_pixels(__m256i *rgb, __m256i y, __m256i cb, __m256i 
 VECTORS INLINE void thirty_two_pixels(uint8_t *to, const uint8_t *luma, const uint8_t *cb, const uint8_t *cr)
 {
     const __m256i zero = _mm256_setzero_si256();
-    __m256i y = _mm256_loadu_si256((const __m256i *)luma), u = _mm256_loadu_si256((const __m256i *)cb),
-            v = _mm256_loadu_si256((const __m256i *)cr), low[3], high[3];
+    __m256i y = LOAD_32(luma), u = LOAD_32(cb), v = LOAD_32(cr), low[3], high[3];
     sixteen_pixels(low, _mm256_unpacklo_epi8(y, zero), _mm256_unpacklo_epi8(u, zero), _mm256_unpacklo_epi8(v, zero));
     sixteen_pixels(high, _mm256_unpackhi_epi8(y, zero), _mm256_unpackhi_epi8(u, zero), _mm256_unpackhi_epi8(v, zero));
-#define EACH_HALF(...) _mm256_broadcastsi128_si256(_mm_setr_epi8(__VA_ARGS__))
     __m256i r = _mm256_shuffle_epi8(_mm256_packus_epi16(low[0], high[0]),
                                     EACH_HALF(0, 11, 6, 1, 12, 7, 2, 13, 8, 3, 14, 9, 4, 15, 10, 5));
     __m256i g = _mm256_shuffle_epi8(_mm256_packus_epi16(low[1], high[1]),
@@ -124,14 +96,13 @@ VECTORS INLINE void thirty_two_pixels(uint8_t *to, const uint8_t *luma, const ui
                                     EACH_HALF(10, 5, 0, 11, 6, 1, 12, 7, 2, 13, 8, 3, 14, 9, 4, 15));
     const __m256i second = EACH_HALF(0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0);
     const __m256i third = EACH_HALF(0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0);
-#undef EACH_HALF
     __m256i parts[3] = {_mm256_blendv_epi8(_mm256_blendv_epi8(r, g, second), b, third),
                         _mm256_blendv_epi8(_mm256_blendv_epi8(g, b, second), r, third),
                         _mm256_blendv_epi8(_mm256_blendv_epi8(b, r, second), g, third)};
 #pragma GCC unroll 3
     for (int i = 0; i < 3; i++) {
-        _mm_storeu_si128((__m128i *)(to + 16 * i), _mm256_castsi256_si128(parts[i]));
-        _mm_storeu_si128((__m128i *)(to + 48 + 16 * i), _mm256_extracti128_si256(parts[i], 1));
+        STORE_16(to + 16 * i, _mm256_castsi256_si128(parts[i]));
+        STORE_16(to + 48 + 16 * i, _mm256_extracti128_si256(parts[i], 1));
     }
 }
 
@@ -190,14 +161,14 @@ VECTORS void mirror_vector(uint8_t *to, const uint8_t *from, int64_t pixels, int
     if (channels == 1) {
         const __m128i order = _mm_setr_epi8(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
         for (; i + 16 <= pixels; i += 16) {
-            __m128i sixteen = _mm_loadu_si128((const __m128i *)(from + i));
-            _mm_storeu_si128((__m128i *)(to + pixels - 16 - i), _mm_shuffle_epi8(sixteen, order));
+            __m128i sixteen = LOAD_16(from + i);
+            STORE_16(to + pixels - 16 - i, _mm_shuffle_epi8(sixteen, order));
         }
     } else {
         const __m128i order = _mm_setr_epi8(15, 12, 13, 14, 9, 10, 11, 6, 7, 8, 3, 4, 5, 0, 1, 2);
         for (; i + 6 <= pixels; i += 5) {
-            __m128i five = _mm_loadu_si128((const __m128i *)(from + 3 * i));
-            _mm_storeu_si128((__m128i *)(to + 3 * (pixels - 5 - i) - 1), _mm_shuffle_epi8(five, order));
+            __m128i five = LOAD_16(from + 3 * i);
+            STORE_16(to + 3 * (pixels - 5 - i) - 1, _mm_shuffle_epi8(five, order));
         }
     }
     mirror_plain(to, from + channels * i, pixels - i, channels);

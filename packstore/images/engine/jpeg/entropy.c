@@ -5,17 +5,20 @@
  * follows `stop`. Returns the marker's address; NULL if there is none. */
 static const uint8_t *unstuff(uint8_t **to, const uint8_t *from, const uint8_t *stop)
 {
-    while (from < stop) {
+    const uint8_t *marker = NULL;
+    uint8_t *out = *to;
+    while (from < stop && !marker) {
         const uint8_t *ff = memchr(from, 0xFF, (size_t)(stop - from)), *end = ff ? ff : stop;
-        memcpy(*to, from, (size_t)(end - from));
-        *to += end - from;
+        memcpy(out, from, (size_t)(end - from));
+        out += end - from;
         if (ff && ff[1])
-            return ff;
-        if (ff)
-            *(*to)++ = 0xFF;
+            marker = ff;
+        else if (ff)
+            *out++ = 0xFF;
         from = ff ? ff + 2 : stop;
     }
-    return NULL;
+    *to = out;
+    return marker;
 }
 
 /* Gives the lane the next located part. Its first byte must not be a stuffed zero. */

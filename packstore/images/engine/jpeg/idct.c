@@ -218,8 +218,7 @@ VECTORS INLINE enum outcome block_vector(const int16_t *coefficients, int dc, co
     rows[3] = _mm256_permute2x128_si256(upper, lower, 0x31);
     pass_vector(rows, packed, 18);
     /* Each half has four columns of four rows, column by column. */
-    const __m256i order =
-        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    const __m256i order = EACH_HALF(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     __m256i left = _mm256_shuffle_epi8(_mm256_packs_epi16(packed[0], packed[1]), order);
     __m256i right = _mm256_shuffle_epi8(_mm256_packs_epi16(packed[2], packed[3]), order);
     const __m256i middle = _mm256_set1_epi8(-128);

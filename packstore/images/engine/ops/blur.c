@@ -61,7 +61,7 @@ PLAIN_LOOP(void, sharpen,
 /* Loads sixteen bytes as 16-bit numbers. */
 VECTORS INLINE __m256i sixteen_of(const uint8_t *at)
 {
-    return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)at));
+    return _mm256_cvtepu8_epi16(LOAD_16(at));
 }
 
 VECTORS INLINE __m256i sum_three(const uint8_t *at)

@@ -120,15 +120,14 @@ VECTORS void table_vector(uint8_t *at, int64_t count, const uint8_t *table)
 {
     __m256i steps[16], sixteen = _mm256_set1_epi8(16), top = _mm256_set1_epi8((char)0x80);
     for (int k = 0; k < 16; k++) {
-        __m128i own = _mm_loadu_si128((const __m128i *)(table + 16 * k));
+        __m128i own = LOAD_16(table + 16 * k);
         if (k % 8)
-            own = _mm_xor_si128(own, _mm_loadu_si128((const __m128i *)(table + 16 * (k - 1))));
+            own = _mm_xor_si128(own, LOAD_16(table + 16 * (k - 1)));
         steps[k] = _mm256_broadcastsi128_si256(own);
     }
     int64_t i = 0;
     for (; i + 64 <= count; i += 64) {
-        __m256i a = _mm256_loadu_si256((const __m256i *)(at + i)),
-                b = _mm256_loadu_si256((const __m256i *)(at + i + 32));
+        __m256i a = LOAD_32(at + i), b = LOAD_32(at + i + 32);
         __m256i high_a = _mm256_xor_si256(a, top), high_b = _mm256_xor_si256(b, top);
         __m256i to_a = _mm256_xor_si256(_mm256_shuffle_epi8(steps[0], a), _mm256_shuffle_epi8(steps[8], high_a));
         __m256i to_b = _mm256_xor_si256(_mm256_shuffle_epi8(steps[0], b), _mm256_shuffle_epi8(steps[8], high_b));
@@ -141,8 +140,8 @@ VECTORS void table_vector(uint8_t *at, int64_t count, const uint8_t *table)
             to_a = _mm256_xor_si256(to_a, _mm256_shuffle_epi8(steps[8 + k], high_a));
             to_b = _mm256_xor_si256(to_b, _mm256_shuffle_epi8(steps[8 + k], high_b));
         }
-        _mm256_storeu_si256((__m256i *)(at + i), to_a);
-        _mm256_storeu_si256((__m256i *)(at + i + 32), to_b);
+        STORE_32(at + i, to_a);
+        STORE_32(at + i + 32, to_b);
     }
     table_plain(at + i, count - i, table);
 }
@@ -159,14 +158,14 @@ VECTORS void join_vector(uint8_t *to, const uint8_t *const planes[3], int64_t pi
     for (; at + 16 <= pixels; at += 16) {
         __m128i own[3];
         for (int c = 0; c < 3; c++)
-            own[c] = _mm_loadu_si128((const __m128i *)(planes[c] + at));
+            own[c] = LOAD_16(planes[c] + at);
 #pragma GCC unroll 3
         for (int part = 0; part < 3; part++) {
             const __m128i *place = (const __m128i *)places[part];
-            __m128i bytes = _mm_or_si128(_mm_or_si128(_mm_shuffle_epi8(own[0], _mm_loadu_si128(place)),
-                                                      _mm_shuffle_epi8(own[1], _mm_loadu_si128(place + 1))),
-                                         _mm_shuffle_epi8(own[2], _mm_loadu_si128(place + 2)));
-            _mm_storeu_si128((__m128i *)(to + 3 * at + 16 * part), bytes);
+            __m128i bytes = _mm_or_si128(
+                _mm_or_si128(_mm_shuffle_epi8(own[0], LOAD_16(place)), _mm_shuffle_epi8(own[1], LOAD_16(place + 1))),
+                _mm_shuffle_epi8(own[2], LOAD_16(place + 2)));
+            STORE_16(to + 3 * at + 16 * part, bytes);
         }
     }
     join_plain(to + 3 * at, (const uint8_t *const[3])AFTER(planes, at), pixels - at);
@@ -218,7 +217,7 @@ VECTORS int64_t sum_gray_vector(uint8_t *const planes[3], int64_t count)
         sums = _mm256_add_epi32(sums, _mm256_cvttps_epi32(gray));
     }
     int32_t parts[8];
-    _mm256_storeu_si256((__m256i *)parts, sums);
+    STORE_32(parts, sums);
     int64_t sum = sum_gray_with((uint8_t *const[3])AFTER(planes, i), count - i, true);
     for (int n = 0; n < 8; n++)
         sum += parts[n];

@@ -209,8 +209,7 @@ VECTORS INLINE __m256 two_fills(const float *fill)
 /* Writes two pixels, blended with the fill if the source has only a part of `share`; `clips` values to bytes. */
 VECTORS INLINE void show_two(uint8_t *to, __m256 sum, bool blends, __m256 share, __m256 fill, const bool clips)
 {
-    const __m256i dense =
-        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1));
+    const __m256i dense = EACH_HALF(0, 4, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
     if (blends)
         sum = _mm256_add_ps(_mm256_mul_ps(_mm256_sub_ps(sum, fill), share), fill);
     __m256i whole = _mm256_cvtps_epi32(sum);
@@ -239,8 +238,8 @@ VECTORS INLINE void eight_bilinear(uint8_t *to, const struct taps_of_warp *taps,
     _mm256_storeu_ps(weights[2], w2);
     _mm256_storeu_ps(weights[3], w3);
     _mm256_storeu_ps(weights[4], _mm256_add_ps(_mm256_add_ps(_mm256_add_ps(w0, w1), w2), w3));
-    _mm256_storeu_si256((__m256i *)columns, left);
-    _mm256_storeu_si256((__m256i *)rows, top);
+    STORE_32(columns, left);
+    STORE_32(rows, top);
     for (int i = 0; i < 8; i += 2, to += 6) {
         const uint8_t *a = taps->at + 3 * (rows[i] * taps->width + columns[i]), *below_a = a + 3 * taps->width;
         const uint8_t *b = taps->at + 3 * (rows[i + 1] * taps->width + columns[i + 1]), *below_b = b + 3 * taps->width;
@@ -284,8 +283,8 @@ VECTORS INLINE void eight_bicubic(uint8_t *to, const struct taps_of_warp *taps, 
     __m256i left = _mm256_cvttps_epi32(x), top = _mm256_cvttps_epi32(y);
     eight_cubic_weights(across, _mm256_sub_ps(x, _mm256_cvtepi32_ps(left)));
     eight_cubic_weights(down, _mm256_sub_ps(y, _mm256_cvtepi32_ps(top)));
-    _mm256_storeu_si256((__m256i *)columns, left);
-    _mm256_storeu_si256((__m256i *)rows, top);
+    STORE_32(columns, left);
+    STORE_32(rows, top);
     __m256 line = _mm256_loadu_ps(across[0]), share = _mm256_setzero_ps();
     for (int k = 1; k < 4; k++)
         line = _mm256_add_ps(line, _mm256_loadu_ps(across[k]));

@@ -116,7 +116,7 @@ VECTORS INLINE void store_eight(void *to, int64_t i, const int kind, __m256 valu
     if (kind == FLOAT32) {
         _mm256_storeu_ps((float *)to + i, values);
     } else if (kind == FLOAT16) {
-        _mm_storeu_si128((__m128i *)((uint16_t *)to + i), _mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT));
+        STORE_16((uint16_t *)to + i, _mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT));
     } else {
         __m256i bits = _mm256_castps_si256(values),
                 odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -124,7 +124,7 @@ VECTORS INLINE void store_eight(void *to, int64_t i, const int kind, __m256 valu
         bits = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF))), 16);
         bits = _mm256_blendv_epi8(bits, _mm256_set1_epi32(0x7FC0), no_number);
         bits = _mm256_permute4x64_epi64(_mm256_packus_epi32(bits, bits), 0xD8);
-        _mm_storeu_si128((__m128i *)((uint16_t *)to + i), _mm256_castsi256_si128(bits));
+        STORE_16((uint16_t *)to + i, _mm256_castsi256_si128(bits));
     }
 }
 
@@ -169,7 +169,7 @@ VECTORS INLINE void normalize_of(void *to, const int kind, const uint8_t *from, 
     for (; at + 24 <= count; at += 24) {
 #pragma GCC unroll 3
         for (int part = 0; part < 24; part += 8) {
-            __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(from + at + part)));
+            __m256i bytes = _mm256_cvtepu8_epi32(LOAD_8(from + at + part));
             __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(bytes), _mm256_loadu_ps(scales + part));
             store_eight(to, at + part, kind, _mm256_add_ps(scaled, _mm256_loadu_ps(shifts + part)));
         }
@@ -196,30 +196,29 @@ VECTORS INLINE void split_of(void *to, const int kind, const uint8_t *from, int6
     __m256i order[3], remainder[3];
     uint8_t bytes[32];
     for (int c = 0; c < 3; c++) {
-        order[c] = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)orders[c]));
-        remainder[c] = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)remainders[c]));
+        order[c] = _mm256_broadcastsi128_si256(LOAD_16(orders[c]));
+        remainder[c] = _mm256_broadcastsi128_si256(LOAD_16(remainders[c]));
     }
     for (int64_t at = 0; at < pixels && pixels >= 32; at += 32) {
         at = at + 32 <= pixels ? at : pixels - 32;
         __m256i part[3];
         for (int i = 0; i < 3; i++) {
             const uint8_t *source = from + 3 * at + 16 * i;
-            part[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)source)),
-                                              _mm_loadu_si128((const __m128i *)(source + 48)), 1);
+            part[i] = BOTH_HALVES(LOAD_16(source), LOAD_16(source + 48));
         }
 #pragma GCC unroll 3
         for (int c = 0; c < 3; c++) {
             __m256i mixed = _mm256_blendv_epi8(part[0], part[1], remainder[(c + 2) % 3]);
             mixed = _mm256_shuffle_epi8(_mm256_blendv_epi8(mixed, part[2], remainder[(c + 1) % 3]), order[c]);
             if (kind == UINT8) {
-                _mm256_storeu_si256((__m256i *)((uint8_t *)to + c * pixels + at), mixed);
+                STORE_32((uint8_t *)to + c * pixels + at, mixed);
                 continue;
             }
-            _mm256_storeu_si256((__m256i *)bytes, mixed);
+            STORE_32(bytes, mixed);
             __m256 scale = _mm256_set1_ps(factors[c]), shift = _mm256_set1_ps(factors[3 + c]);
 #pragma GCC unroll 4
             for (int i = 0; i < 32; i += 8) {
-                __m256i values = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(bytes + i)));
+                __m256i values = _mm256_cvtepu8_epi32(LOAD_8(bytes + i));
                 __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(values), scale);
                 store_eight(to, c * pixels + at + i, kind, _mm256_add_ps(scaled, shift));
             }

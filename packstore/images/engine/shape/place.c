@@ -14,16 +14,11 @@ INLINE int64_t padded_place(int64_t at, int64_t length, int64_t padding)
     return at < 0 ? 0 : at > last ? last : at;
 }
 
-INLINE void copy_element(uint8_t *to, const uint8_t *from, const int size)
-{
-    memcpy(to, from, (size_t)size);
-}
-
 /* Copies elements in reverse order. */
 INLINE void reverse(uint8_t *to, const uint8_t *from, int64_t count, const int size)
 {
     for (int64_t x = 0; x < count; x++)
-        copy_element(to + x * size, from + (count - 1 - x) * size, size);
+        memcpy(to + x * size, from + (count - 1 - x) * size, (size_t)size);
 }
 
 /* Writes `columns` elements of a line of `width` elements, from `left` on; only `fill` if the line is NULL. */
@@ -46,7 +41,7 @@ INLINE void place_line(const struct kernels *kernels, uint8_t *to, const uint8_t
         if (x == columns)
             break;
         int64_t place = from ? padded_place(left + x, width, padding) : -1;
-        copy_element(to + (mirrored ? columns - 1 - x : x) * size, place < 0 ? fill : from + place * size, size);
+        memcpy(to + (mirrored ? columns - 1 - x : x) * size, place < 0 ? fill : from + place * size, (size_t)size);
     }
 }
 

@@ -67,16 +67,13 @@ VECTORS INLINE __m256i add_taps(__m256i sum, __m256i pair, const int16_t *weight
 VECTORS INLINE __m256i pixel(const struct taps *taps, const int count, const bool wide, const uint8_t *a,
                              const uint8_t *b, int64_t x)
 {
-    const __m256i first =
-        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
-    const __m256i second =
-        _mm256_broadcastsi128_si256(_mm_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1));
+    const __m256i first = EACH_HALF(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1);
+    const __m256i second = EACH_HALF(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1);
     const uint8_t *p = a + 3 * (int64_t)taps->at[x], *q = b + 3 * (int64_t)taps->at[x];
     const int16_t *weights = taps->weights + x * count, *low = weights + taps->low_at;
     __m256i sum = _mm256_set1_epi32(1 << (taps->precision - 1)), high = _mm256_setzero_si256();
     for (int j = 0; j < count; j += 4, p += 12, q += 12) {
-        __m256i four = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)p)),
-                                               _mm_loadu_si128((const __m128i *)q), 1);
+        __m256i four = BOTH_HALVES(LOAD_16(p), LOAD_16(q));
         __m256i pair01 = _mm256_shuffle_epi8(four, first), pair23 = _mm256_shuffle_epi8(four, second);
         sum = add_taps(add_taps(sum, pair01, low + j), pair23, low + j + 2);
         if (wide)
@@ -90,8 +87,7 @@ VECTORS INLINE __m256i pixel(const struct taps *taps, const int count, const boo
 VECTORS INLINE void rows_of(const struct taps *taps, const int taps_count, const bool wide, const uint8_t *a,
                             const uint8_t *b, uint8_t *to_a, uint8_t *to_b, int64_t count)
 {
-    const __m256i dense =
-        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1));
+    const __m256i dense = EACH_HALF(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
     for (int64_t x = 0; x < count; x += 4) { /* pixels after the last are copies of it */
         int64_t last = count - 1, x1 = x + 1 < last ? x + 1 : last, x2 = x + 2 < last ? x + 2 : last,
                 x3 = x + 3 < last ? x + 3 : last;
@@ -100,8 +96,8 @@ VECTORS INLINE void rows_of(const struct taps *taps, const int taps_count, const
         __m256i high =
             _mm256_packs_epi32(pixel(taps, taps_count, wide, a, b, x2), pixel(taps, taps_count, wide, a, b, x3));
         low = _mm256_shuffle_epi8(_mm256_packus_epi16(low, high), dense);
-        _mm_storeu_si128((__m128i *)(to_a + 3 * x), _mm256_castsi256_si128(low));
-        _mm_storeu_si128((__m128i *)(to_b + 3 * x), _mm256_extracti128_si256(low, 1));
+        STORE_16(to_a + 3 * x, _mm256_castsi256_si128(low));
+        STORE_16(to_b + 3 * x, _mm256_extracti128_si256(low, 1));
     }
 }
 
@@ -111,14 +107,13 @@ VECTORS INLINE __m256i gray_pixel(const int16_t *weights, const int count, const
     __m256i sum = _mm256_setzero_si256();
     int j = 0;
     for (; j + 8 <= count; j += 8) {
-        __m128 eight =
-            _mm_loadh_pi(_mm_castsi128_ps(_mm_loadl_epi64((const __m128i *)(p + j))), (const __m64 *)(q + j));
-        __m256i own = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(weights + j)));
+        __m128 eight = _mm_loadh_pi(_mm_castsi128_ps(LOAD_8(p + j)), (const __m64 *)(q + j));
+        __m256i own = _mm256_broadcastsi128_si256(LOAD_16(weights + j));
         sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_cvtepu8_epi16(_mm_castps_si128(eight)), own));
     }
     if (j < count) {
         __m128i four = _mm_unpacklo_epi64(_mm_cvtsi32_si128((int)read_4(p + j)), _mm_cvtsi32_si128((int)read_4(q + j)));
-        __m256i own = _mm256_broadcastq_epi64(_mm_loadl_epi64((const __m128i *)(weights + j)));
+        __m256i own = _mm256_broadcastq_epi64(LOAD_8(weights + j));
         sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_cvtepu8_epi16(four), own));
     }
     return sum;
@@ -129,7 +124,7 @@ VECTORS INLINE __m256i four_by_four(const int16_t *weights, const int32_t *place
 {
     __m128i four = _mm_setr_epi32((int)read_4(from + places[0]), (int)read_4(from + places[1]),
                                   (int)read_4(from + places[2]), (int)read_4(from + places[3]));
-    return _mm256_madd_epi16(_mm256_cvtepu8_epi16(four), _mm256_loadu_si256((const __m256i *)weights));
+    return _mm256_madd_epi16(_mm256_cvtepu8_epi16(four), LOAD_32(weights));
 }
 
 /* Computes the sums of four gray pixels of two rows, one row in each half. */
@@ -336,8 +331,8 @@ VECTORS INLINE void columns_of(const uint8_t *from, int64_t stride, const int16_
         __m256i sums[4] = {round, round, round, round}, highs[4] = {zero, zero, zero, zero};
         const uint8_t *at = from + x;
         for (int j = 0; j < taps->taps; j += 2, at += 2 * stride) {
-            __m256i a = _mm256_loadu_si256((const __m256i *)at);
-            __m256i b = _mm256_loadu_si256((const __m256i *)(at + stride));
+            __m256i a = LOAD_32(at);
+            __m256i b = LOAD_32(at + stride);
             __m256i first = _mm256_unpacklo_epi8(a, b), second = _mm256_unpackhi_epi8(a, b);
             const __m256i pairs[4] = {_mm256_unpacklo_epi8(first, zero), _mm256_unpackhi_epi8(first, zero),
                                       _mm256_unpacklo_epi8(second, zero), _mm256_unpackhi_epi8(second, zero)};
@@ -352,7 +347,7 @@ VECTORS INLINE void columns_of(const uint8_t *from, int64_t stride, const int16_
         __m256i upper = _mm256_packs_epi32(_mm256_sra_epi32(sums[2], shift), _mm256_sra_epi32(sums[3], shift));
         __m256i all = _mm256_packus_epi16(low, upper);
         if (x + 32 <= bytes) {
-            _mm256_storeu_si256((__m256i *)(to + x), all);
+            STORE_32(to + x, all);
         } else {
             uint8_t last[32];
             memcpy(last, &all, 32);

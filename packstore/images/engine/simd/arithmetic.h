@@ -78,7 +78,7 @@ INLINE int64_t floor_of(float value)
 #ifdef HAS_VECTORS
 VECTORS INLINE __m256 load_bytes(const uint8_t *at)
 {
-    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)at)));
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(LOAD_8(at)));
 }
 
 /* Loads eight values from number `i` on. */
@@ -88,7 +88,7 @@ VECTORS INLINE __m256 load_eight(const int kind, const void *from, int64_t i)
         return load_bytes((const uint8_t *)from + i);
     if (kind == FLOAT32)
         return _mm256_loadu_ps((const float *)from + i);
-    __m128i halves = _mm_loadu_si128((const __m128i *)((const uint16_t *)from + i));
+    __m128i halves = LOAD_16((const uint16_t *)from + i);
     return kind == FLOAT16 ? _mm256_cvtph_ps(halves)
                            : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
@@ -99,7 +99,7 @@ VECTORS INLINE void store_numbers(uint8_t *to, const __m256i numbers[4])
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     __m256i low = _mm256_packs_epi32(numbers[0], numbers[1]), high = _mm256_packs_epi32(numbers[2], numbers[3]);
     __m256i all = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order);
-    _mm256_storeu_si256((__m256i *)to, all);
+    STORE_32(to, all);
 }
 
 /* Stores 32 values as bytes: truncated to whole numbers, clipped to 0 and 255. */

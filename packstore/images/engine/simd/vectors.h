@@ -82,31 +82,29 @@ INLINE __m128i _mm_shuffle_epi8(__m128i a, __m128i places)
 
 /* ---- 256 bits: what is done with both halves ---- */
 
-#define HALVES_1(to, name, from, function)                                                                             \
+/* A function of `a`, and maybe of `b`, by an expression of their halves. */
+#define HALVES_1(to, name, from, expression)                                                                           \
+    INLINE __typeof__(((to *)0)->low) name##_half(__typeof__(((from *)0)->low) a)                                      \
+    {                                                                                                                  \
+        return (__typeof__(((to *)0)->low))(expression);                                                               \
+    }                                                                                                                  \
     INLINE to name(from a)                                                                                             \
     {                                                                                                                  \
-        return (to){function(a.low), function(a.high)};                                                                \
+        return (to){name##_half(a.low), name##_half(a.high)};                                                          \
     }
-#define HALVES_2(to, name, function)                                                                                   \
+#define HALVES_2(to, name, expression)                                                                                 \
+    INLINE __typeof__(((to *)0)->low) name##_half(__typeof__(((to *)0)->low) a, __typeof__(((to *)0)->low) b)          \
+    {                                                                                                                  \
+        return (__typeof__(((to *)0)->low))(expression);                                                               \
+    }                                                                                                                  \
     INLINE to name(to a, to b)                                                                                         \
     {                                                                                                                  \
-        return (to){(__typeof__(a.low))function(a.low, b.low), (__typeof__(a.low))function(a.high, b.high)};           \
+        return (to){name##_half(a.low, b.low), name##_half(a.high, b.high)};                                           \
     }
-/* An operator on numbers of a type. */
-#define OPERATOR(name, type, operator)                                                                                 \
-    INLINE __m256i name(__m256i a, __m256i b)                                                                          \
+#define SHIFT(name, type, operator)                                                                                    \
+    INLINE __m256i name(__m256i a, int bits)                                                                           \
     {                                                                                                                  \
-        return (__m256i){(__m128i)((type)a.low operator(type) b.low), (__m128i)((type)a.high operator(type) b.high)};  \
-    }
-#define FLOAT_OPERATOR(name, operator)                                                                                 \
-    INLINE __m256 name(__m256 a, __m256 b)                                                                             \
-    {                                                                                                                  \
-        return (__m256){a.low operator b.low, a.high operator b.high};                                                 \
-    }
-#define SHIFT(name, type, operator, count_type, count)                                                                 \
-    INLINE __m256i name(__m256i a, count_type bits)                                                                    \
-    {                                                                                                                  \
-        return (__m256i){(__m128i)((type)a.low operator(count)), (__m128i)((type)a.high operator(count))};             \
+        return (__m256i){(__m128i)((type)a.low operator bits), (__m128i)((type)a.high operator bits)};                 \
     }
 #define SET(name, type, value_type, vdup)                                                                              \
     INLINE type name(value_type value)                                                                                 \
@@ -122,60 +120,45 @@ SET(_mm256_set1_ps, __m256, float, vdupq_n_f32)
 #define _mm256_setr_ps(a, b, c, d, e, f, g, h) ((__m256){{a, b, c, d}, {e, f, g, h}})
 #define _mm256_setr_epi32(a, b, c, d, e, f, g, h) ((__m256i){(__m128i)(s32){a, b, c, d}, (__m128i)(s32){e, f, g, h}})
 
-OPERATOR(_mm256_and_si256, s32, &)
-OPERATOR(_mm256_or_si256, s32, |)
-OPERATOR(_mm256_xor_si256, s32, ^)
-OPERATOR(_mm256_add_epi16, u16, +)
-OPERATOR(_mm256_add_epi32, u32, +)
-OPERATOR(_mm256_sub_epi16, u16, -)
-OPERATOR(_mm256_mullo_epi16, u16, *)
-FLOAT_OPERATOR(_mm256_add_ps, +)
-FLOAT_OPERATOR(_mm256_sub_ps, -)
-FLOAT_OPERATOR(_mm256_mul_ps, *)
-SHIFT(_mm256_slli_epi16, u16, <<, int, bits)
-SHIFT(_mm256_slli_epi32, u32, <<, int, bits)
-SHIFT(_mm256_srli_epi16, u16, >>, int, bits)
-SHIFT(_mm256_srli_epi32, u32, >>, int, bits)
-SHIFT(_mm256_srl_epi16, u16, >>, __m128i, (uint16_t)_mm_cvtsi128_si32(bits))
-
 INLINE u16 mulhi_unsigned_half(__m128i a, __m128i b)
 {
     u32 low = vmull_u16(vget_low_u16((u16)a), vget_low_u16((u16)b)), high = vmull_high_u16((u16)a, (u16)b);
     return vuzp2q_u16((u16)low, (u16)high);
 }
 
-#define ANDNOT(a, b) (~(a) & (b))
-#define SUBS_8(a, b) vqsubq_s8((s8)(a), (s8)(b))
-#define MIN_32(a, b) vminq_s32((s32)(a), (s32)(b))
-#define MAX_32(a, b) vmaxq_s32((s32)(a), (s32)(b))
-#define AND_FLOATS(a, b) ((u32)(a) & (u32)(b))
-#define PACKS_32(a, b) vqmovn_high_s32(vqmovn_s32((s32)(a)), (s32)(b))
-#define PACKUS_32(a, b) vqmovun_high_s32(vqmovun_s32((s32)(a)), (s32)(b))
-#define PACKUS_16(a, b) vqmovun_high_s16(vqmovun_s16((s16)(a)), (s16)(b))
-HALVES_2(__m256i, _mm256_mulhi_epu16, mulhi_unsigned_half)
-HALVES_2(__m256i, _mm256_andnot_si256, ANDNOT)
-HALVES_2(__m256i, _mm256_subs_epi8, SUBS_8)
-HALVES_2(__m256i, _mm256_min_epi32, MIN_32)
-HALVES_2(__m256i, _mm256_max_epi32, MAX_32)
-HALVES_2(__m256i, _mm256_packs_epi32, PACKS_32)
-HALVES_2(__m256i, _mm256_packus_epi32, PACKUS_32)
-HALVES_2(__m256i, _mm256_packus_epi16, PACKUS_16)
-HALVES_2(__m256i, _mm256_shuffle_epi8, _mm_shuffle_epi8)
+HALVES_2(__m256i, _mm256_and_si256, a &b)
+HALVES_2(__m256i, _mm256_or_si256, a | b)
+HALVES_2(__m256i, _mm256_xor_si256, a ^ b)
+HALVES_2(__m256i, _mm256_andnot_si256, ~a &b)
+HALVES_2(__m256i, _mm256_add_epi16, (u16)a + (u16)b)
+HALVES_2(__m256i, _mm256_add_epi32, (u32)a + (u32)b)
+HALVES_2(__m256i, _mm256_sub_epi16, (u16)a - (u16)b)
+HALVES_2(__m256i, _mm256_mullo_epi16, (u16)a *(u16)b)
+HALVES_2(__m256i, _mm256_mulhi_epu16, mulhi_unsigned_half(a, b))
+HALVES_2(__m256i, _mm256_subs_epi8, vqsubq_s8((s8)a, (s8)b))
+HALVES_2(__m256i, _mm256_min_epi32, vminq_s32((s32)a, (s32)b))
+HALVES_2(__m256i, _mm256_max_epi32, vmaxq_s32((s32)a, (s32)b))
+HALVES_2(__m256i, _mm256_packs_epi32, vqmovn_high_s32(vqmovn_s32((s32)a), (s32)b))
+HALVES_2(__m256i, _mm256_packus_epi32, vqmovun_high_s32(vqmovun_s32((s32)a), (s32)b))
+HALVES_2(__m256i, _mm256_packus_epi16, vqmovun_high_s16(vqmovun_s16((s16)a), (s16)b))
+HALVES_2(__m256i, _mm256_shuffle_epi8, _mm_shuffle_epi8(a, b))
+HALVES_2(__m256, _mm256_add_ps, a + b)
+HALVES_2(__m256, _mm256_sub_ps, a - b)
+HALVES_2(__m256, _mm256_mul_ps, a *b)
 /* Of NaN and a number, returns the number. */
-HALVES_2(__m256, _mm256_min_ps, vminnmq_f32)
-HALVES_2(__m256, _mm256_max_ps, vmaxnmq_f32)
-HALVES_2(__m256, _mm256_and_ps, AND_FLOATS)
-
-#define AS_FLOATS(a) ((f32)(a))
-#define AS_NUMBERS(a) ((__m128i)(a))
-#define TO_FLOATS(a) vcvtq_f32_s32((s32)(a))
-#define CUT_OFF(a) ((__m128i)vcvtq_s32_f32(a))
-#define TO_NEAREST(a) ((__m128i)vcvtnq_s32_f32(a))
-HALVES_1(__m256, _mm256_castsi256_ps, __m256i, AS_FLOATS)
-HALVES_1(__m256i, _mm256_castps_si256, __m256, AS_NUMBERS)
-HALVES_1(__m256, _mm256_cvtepi32_ps, __m256i, TO_FLOATS)
-HALVES_1(__m256i, _mm256_cvttps_epi32, __m256, CUT_OFF)
-HALVES_1(__m256i, _mm256_cvtps_epi32, __m256, TO_NEAREST)
+HALVES_2(__m256, _mm256_min_ps, vminnmq_f32(a, b))
+HALVES_2(__m256, _mm256_max_ps, vmaxnmq_f32(a, b))
+HALVES_2(__m256, _mm256_and_ps, (u32)a &(u32)b)
+SHIFT(_mm256_slli_epi16, u16, <<)
+SHIFT(_mm256_slli_epi32, u32, <<)
+SHIFT(_mm256_srli_epi16, u16, >>)
+SHIFT(_mm256_srli_epi32, u32, >>)
+#define _mm256_srl_epi16(a, bits) _mm256_srli_epi16(a, (uint16_t)_mm_cvtsi128_si32(bits))
+HALVES_1(__m256, _mm256_castsi256_ps, __m256i, a)
+HALVES_1(__m256i, _mm256_castps_si256, __m256, a)
+HALVES_1(__m256, _mm256_cvtepi32_ps, __m256i, vcvtq_f32_s32((s32)a))
+HALVES_1(__m256i, _mm256_cvttps_epi32, __m256, vcvtq_s32_f32(a))
+HALVES_1(__m256i, _mm256_cvtps_epi32, __m256, vcvtnq_s32_f32(a))
 #define _mm256_round_ps(a, how) ((__m256){vrndq_f32((a).low), vrndq_f32((a).high)}) /* rounds towards zero only */
 
 INLINE __m256 _mm256_fmadd_ps(__m256 a, __m256 b, __m256 c)
@@ -276,30 +259,24 @@ INLINE __m256i _mm256_permutevar8x32_epi32(__m256i a, __m256i places)
 
 /* ---- 128 bits to 256, and back ---- */
 
-INLINE __m256i _mm256_cvtepu8_epi16(__m128i a)
-{
-    return (__m256i){(__m128i)vmovl_u8(vget_low_u8((u8)a)), (__m128i)vmovl_high_u8((u8)a)};
-}
-
-INLINE __m256i _mm256_cvtepu16_epi32(__m128i a)
-{
-    return (__m256i){(__m128i)vmovl_u16(vget_low_u16((u16)a)), (__m128i)vmovl_high_u16((u16)a)};
-}
-
-INLINE __m256i _mm256_cvtepi16_epi32(__m128i a)
-{
-    return (__m256i){(__m128i)vmovl_s16(vget_low_s16((s16)a)), (__m128i)vmovl_high_s16((s16)a)};
-}
-
-INLINE __m256i _mm256_cvtepu8_epi32(__m128i a)
-{
-    return _mm256_cvtepu16_epi32((__m128i)vmovl_u8(vget_low_u8((u8)a)));
-}
-
-INLINE __m256 _mm256_cvtph_ps(__m128i a)
-{
-    return (__m256){vcvt_f32_f16(vget_low_f16((float16x8_t)a)), vcvt_high_f32_f16((float16x8_t)a)};
-}
-
+#define WIDEN(to, name, low_half, high_half)                                                                           \
+    INLINE to name(__m128i a)                                                                                          \
+    {                                                                                                                  \
+        return (to){(__typeof__(((to *)0)->low))(low_half), (__typeof__(((to *)0)->low))(high_half)};                  \
+    }
+WIDEN(__m256i, _mm256_cvtepu8_epi16, vmovl_u8(vget_low_u8((u8)a)), vmovl_high_u8((u8)a))
+WIDEN(__m256i, _mm256_cvtepu16_epi32, vmovl_u16(vget_low_u16((u16)a)), vmovl_high_u16((u16)a))
+WIDEN(__m256i, _mm256_cvtepi16_epi32, vmovl_s16(vget_low_s16((s16)a)), vmovl_high_s16((s16)a))
+WIDEN(__m256, _mm256_cvtph_ps, vcvt_f32_f16(vget_low_f16((float16x8_t)a)), vcvt_high_f32_f16((float16x8_t)a))
+#define _mm256_cvtepu8_epi32(a) _mm256_cvtepu16_epi32((__m128i)vmovl_u8(vget_low_u8((u8)(a))))
 #define _mm256_cvtps_ph(a, how) ((__m128i)vcvt_high_f16_f32(vcvt_f16_f32((a).low), (a).high)) /* rounds to nearest */
 #endif
+
+/* Shorter names: of numbers in memory, which may be unaligned, and of the halves of a register. */
+#define LOAD_8(at) _mm_loadl_epi64((const __m128i *)(at))
+#define LOAD_16(at) _mm_loadu_si128((const __m128i *)(at))
+#define LOAD_32(at) _mm256_loadu_si256((const __m256i *)(at))
+#define STORE_16(at, a) _mm_storeu_si128((__m128i *)(at), a)
+#define STORE_32(at, a) _mm256_storeu_si256((__m256i *)(at), a)
+#define EACH_HALF(...) _mm256_broadcastsi128_si256(_mm_setr_epi8(__VA_ARGS__))
+#define BOTH_HALVES(low, high) _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1)
