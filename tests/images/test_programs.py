@@ -484,6 +484,9 @@ def test_sanitizers_find_nothing_in_a_million(fuzzer: Path) -> None:
 
 def test_codes_are_those_of_the_engine() -> None:
     header = (ENGINE / "ops" / "program.h").read_text()
-    names = re.findall(r"^    STEP_(\w+),?$", header, re.MULTILINE)
+    names: list[str] = []
+    for first, before, others in re.findall(r"^enum { STEP_(\w+)(?: = STEP_(\w+) \+ 1)?(.*)", header, re.MULTILINE):
+        assert before == (names[-1] if names else "")
+        names += [first, *re.findall(r"STEP_(\w+)", others)]
     assert {name: number for number, name in enumerate(names)} == {code.name: int(code) for code in Code}
     assert STEP.itemsize == 40

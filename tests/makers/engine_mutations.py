@@ -185,7 +185,7 @@ MUTATIONS = [
     Mutation("jpeg/pixels.c", "        input->lengths.at = NULL;\n", "        ;\n"),
     Mutation("jpeg/skip.c", "(k > 64 && k <= END_OF_BLOCK) || k >= NO_CODE)) {", "0)) {"),
     Mutation("jpeg/skip.c", "if (entry & ESCAPE || taken + length > SKIP_BITS)", "if (entry & ESCAPE)"),
-    Mutation("answer.c", "        return begin_again(decoder, team, max_pixels);", "        return REFUSED;"),
+    Mutation("answer.c", "        return begin_again(decoder, team);", "        return REFUSED;"),
     Mutation("answer.c", "    decoder->output.task.without_index = true;\n", ""),
     # Samples and pixels: A.3.3, jdsample.c, jdcolor.c
     Mutation("jpeg/idct.c", "if (UNLIKELY(!_mm256_testz_si256(wrong, wrong)))", "if (0)"),
@@ -306,8 +306,8 @@ MUTATIONS = [
     Mutation("answer.c", "box->left <= width - box->width;", "box->left <= width;"),
     Mutation(
         "answer.c",
-        "(int64_t)headers->height * headers->width <= max_pixels &&\n                   is_within",
-        "is_within",
+        " &&\n                    (int64_t)headers->height * headers->width <= decoder->output.task.max_pixels",
+        "",
     ),
     Mutation(
         "answer.c",

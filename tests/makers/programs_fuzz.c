@@ -47,7 +47,7 @@ static float number(void)
 
 static struct step any_step(int64_t height, int64_t width)
 {
-    struct step step = {(int32_t)any(STEP_LAST + 1), any(2) ? (int32_t)any(16) : (int32_t)any(1ull << 32), {0}};
+    struct step step = {(int32_t)any(STEPS), any(2) ? (int32_t)any(16) : (int32_t)any(1ull << 32), {0}};
     if (!any(60))
         step.code = (int32_t)any(1ull << 32);
     for (int i = 0; i < 8; i++)

@@ -22,17 +22,15 @@ static bool is_side(int64_t side)
 }
 
 /* Reads the headers of a JPEG file and checks that they are plausible: a block takes at least two bits. */
-static enum outcome check_file(struct decoder *decoder, const struct request *request, int64_t max_pixels)
+static enum outcome check_file(struct decoder *decoder, const struct request *request)
 {
     struct headers *headers = &decoder->input.headers;
     if (read_headers(headers, request->source, request->nbytes) != DONE)
         return REFUSED;
     int64_t blocks = (int64_t)headers->rows * headers->across * headers->blocks;
-    bool possible = (request->nbytes - headers->scan_at) * 4 >= blocks;
-    return possible && (int64_t)headers->height * headers->width <= max_pixels &&
-                   is_within(&request->box, headers->height, headers->width)
-               ? DONE
-               : REFUSED;
+    bool possible = (request->nbytes - headers->scan_at) * 4 >= blocks &&
+                    (int64_t)headers->height * headers->width <= decoder->output.task.max_pixels;
+    return possible && is_within(&request->box, headers->height, headers->width) ? DONE : REFUSED;
 }
 
 /* Returns the part of the window that is inside the resized box; `at` receives the index of its first pixel in the
@@ -92,8 +90,8 @@ static enum outcome plan_box(struct decoder *decoder)
         return DONE;
     }
     across->sampling = down->sampling = request->sampling & ~(int64_t)SAMPLE_COLUMNS_FIRST;
-    if (make_taps(across, &buffers[0], box->width, request->size_width, left, visible->width, request->mirrored, 4) !=
-            DONE ||
+    bool mirrored = request->mirrored;
+    if (make_taps(across, &buffers[0], box->width, request->size_width, left, visible->width, mirrored, 4) != DONE ||
         make_taps(down, &buffers[1], box->height, request->size_height, top, visible->height, false, 2) != DONE)
         return REFUSED;
     task->box = (struct box){box->top + down->first, box->left + across->first, down->stop - down->first,
@@ -186,7 +184,7 @@ static enum outcome begin_image(struct decoder *decoder, struct team *team)
 }
 
 /* Checks a request, then does begin_image(). */
-static enum outcome begin_request(struct decoder *decoder, struct team *team, int64_t max_pixels)
+static enum outcome begin_request(struct decoder *decoder, struct team *team)
 {
     const struct request *request = decoder->output.task.request;
     const struct form *form = decoder->output.task.form;
@@ -201,14 +199,14 @@ static enum outcome begin_request(struct decoder *decoder, struct team *team, in
             !is_within(&request->box, request->height, request->width) ||
             request->nbytes != decoder->output.task.channels * request->height * request->width * size_of(form->from))
             return REFUSED;
-    } else if (check_file(decoder, request, max_pixels) != DONE) {
+    } else if (check_file(decoder, request) != DONE) {
         return REFUSED;
     }
     return begin_image(decoder, team);
 }
 
 /* Begins a file again without its index, which may be the reason why the file was refused. */
-static enum outcome begin_again(struct decoder *decoder, struct team *team, int64_t max_pixels)
+static enum outcome begin_again(struct decoder *decoder, struct team *team)
 {
     struct input *input = &decoder->input;
     if (!input->checkpoints)
@@ -216,37 +214,32 @@ static enum outcome begin_again(struct decoder *decoder, struct team *team, int6
     input->unindexed++;
     input->checkpoints = NULL;
     decoder->output.task.without_index = true;
-    return begin_request(decoder, team, max_pixels);
+    return begin_request(decoder, team);
 }
 
 /* Does begin_request(), if need be without the index. */
-static enum outcome begin_first(struct decoder *decoder, struct team *team, int64_t max_pixels)
+static enum outcome begin_first(struct decoder *decoder, struct team *team)
 {
-    enum outcome outcome = begin_request(decoder, team, max_pixels);
-    return outcome == REFUSED ? begin_again(decoder, team, max_pixels) : outcome;
+    enum outcome outcome = begin_request(decoder, team);
+    return outcome == REFUSED ? begin_again(decoder, team) : outcome;
 }
 
 /* Finishes an image that was decoded; begins it again if it was refused. */
-static enum outcome end_image(struct decoder *decoder, struct team *team, enum outcome outcome, int64_t max_pixels)
+static enum outcome end_image(struct decoder *decoder, struct team *team, enum outcome outcome)
 {
     if (outcome != DONE)
-        return begin_again(decoder, team, max_pixels);
+        return begin_again(decoder, team);
     return decoder->output.task.rows == decoder->output.task.box.height ? convert(decoder) : REFUSED;
-}
-
-static bool has_byte_fill(const struct form *form)
-{
-    for (int c = 0; c < 3; c++)
-        if (!(form->fill[c] >= 0 && form->fill[c] <= 255))
-            return false;
-    return true;
 }
 
 static bool is_known(const struct form *form)
 {
+    for (int c = 0; c < 3; c++)
+        if (form->from == UINT8 && !(form->fill[c] >= 0 && form->fill[c] <= 255))
+            return false;
     return form->from >= FLOAT32 && form->from <= UINT8 && form->to >= FLOAT32 && form->to <= UINT8 &&
            (form->to != UINT8 || (form->from == UINT8 && !form->table)) && form->padding >= CONSTANT &&
-           form->padding <= SYMMETRIC && (form->from != UINT8 || has_byte_fill(form));
+           form->padding <= SYMMETRIC;
 }
 
 /* Returns the number of requests, from the first on, that take the same JPEG file; 1 if it is pixels. */
@@ -259,76 +252,70 @@ static int64_t count_sharing(const struct request *requests, int64_t count)
     return number;
 }
 
-/* Begins to decode the whole file of the decoder's request, for all requests that share it. */
-static enum outcome begin_shared(struct decoder *decoder, struct team *team, int64_t max_pixels)
+static const struct form bytes = {.from = UINT8, .to = UINT8};
+
+/* Returns the request for all pixels of a file, as `bytes`. */
+static struct request whole_file(const uint8_t *file, int64_t nbytes, int64_t height, int64_t width, uint8_t *to)
 {
-    static const struct form bytes = {.from = UINT8, .to = UINT8};
+    const struct box whole = {0, 0, height, width};
+    struct request request = {.source = file, .nbytes = nbytes, .box = whole, .window = whole, .to = to};
+    request.size_height = height;
+    request.size_width = width;
+    return request;
+}
+
+/* Begins to decode the whole file of the decoder's request, for all requests that share it. */
+static enum outcome begin_shared(struct decoder *decoder, struct team *team)
+{
     const struct headers *headers = &decoder->input.headers;
     struct task *task = &decoder->output.task;
-    const struct request *first = task->request;
+    struct buffer *shared = &decoder->worker.scratch.shared;
+    const struct request *first = task->sharers = task->request;
     if (read_headers(&decoder->input.headers, first->source, first->nbytes) != DONE)
         return REFUSED;
     int64_t height = headers->height, width = headers->width;
-    struct box box = {0, 0, height, width};
-    if (height * width > max_pixels ||
-        grow_buffer(&decoder->worker.scratch.shared, (size_t)(task->channels * height * width)) != DONE)
+    if (height * width > task->max_pixels || grow_buffer(shared, (size_t)(task->channels * height * width)) != DONE)
         return REFUSED;
-    decoder->output.source = (struct request){.source = first->source,
-                                              .nbytes = first->nbytes,
-                                              .box = box,
-                                              .size_height = height,
-                                              .size_width = width,
-                                              .window = box,
-                                              .to = decoder->worker.scratch.shared.at};
+    decoder->output.source = whole_file(first->source, first->nbytes, height, width, shared->at);
     task->request = &decoder->output.source;
     task->form = &bytes;
-    return begin_request(decoder, team, max_pixels);
-}
-
-/* Answers one request with this decoder alone. */
-static enum outcome answer_alone(struct decoder *decoder, const struct request *request, const struct form *form,
-                                 int64_t channels, int64_t max_pixels)
-{
-    struct team team = {.count = 0};
-    decoder->output.task = (struct task){.request = request, .form = form, .channels = channels};
-    enum outcome outcome = begin_first(decoder, &team, max_pixels);
-    while (outcome == BEGUN) {
-        decode_together(&team, &outcome);
-        outcome = end_image(decoder, &team, outcome, max_pixels);
-    }
-    decoder->input.checkpoints = NULL;
-    return outcome;
+    return begin_request(decoder, team);
 }
 
 /* Answers the requests that share the decoder's file: from its pixels if they are decoded, else one by one, since a
  * flaw may be outside of a request's box. */
-static void answer_sharing(struct decoder *decoder, bool decoded, const struct request *requests,
-                           const struct form *form, int64_t max_pixels, uint8_t *refused)
+static void answer_sharing(struct decoder *decoder, bool decoded, const struct form *form)
 {
-    int64_t channels = decoder->output.task.channels, count = decoder->output.task.sharing;
+    const struct task shared = decoder->output.task;
     int64_t height = decoder->output.source.size_height, width = decoder->output.source.size_width;
-    for (int64_t i = 0; i < count; i++) {
-        struct request request = requests[i];
+    for (int64_t i = 0; i < shared.sharing; i++) {
+        struct request request = shared.sharers[i];
+        struct team team = {.count = 0};
         if (decoded) {
             request.source = decoder->worker.scratch.shared.at;
             request.height = height, request.width = width;
-            request.nbytes = channels * height * width;
+            request.nbytes = shared.channels * height * width;
         }
-        refused[i] = answer_alone(decoder, &request, form, channels, max_pixels) != DONE;
+        decoder->output.task = (struct task){
+            .request = &request, .form = form, .channels = shared.channels, .max_pixels = shared.max_pixels};
+        enum outcome outcome = begin_first(decoder, &team);
+        while (outcome == BEGUN) {
+            decode_together(&team, &outcome);
+            outcome = end_image(decoder, &team, outcome);
+        }
+        decoder->input.checkpoints = NULL;
+        shared.refused[i] = outcome != DONE;
     }
 }
 
-/* Marks the decoder's request as answered or refused; answers those that share its file. `requests`, `form` and
- * `refused` are those of all requests. */
-static void end_request(struct decoder *decoder, enum outcome outcome, const struct request *requests,
-                        const struct form *form, int64_t max_pixels, uint8_t *refused)
+/* Marks the decoder's request as answered or refused; answers those that share its file, in their `form`. */
+static void end_request(struct decoder *decoder, enum outcome outcome, const struct form *form)
 {
     const struct task *task = &decoder->output.task;
-    int64_t number = task->refused - refused;
     if (task->sharing)
-        answer_sharing(decoder, outcome == DONE, requests + number, form, max_pixels, refused + number);
+        answer_sharing(decoder, outcome == DONE, form);
     else
-        refused[number] = outcome != DONE;
+        *task->refused = outcome != DONE;
     decoder->output.task.request = NULL;
     decoder->input.checkpoints = NULL;
 }
@@ -353,30 +340,32 @@ static void answer_all(struct decoder *decoder, const struct request *requests, 
                        int64_t channels, int64_t max_pixels, uint8_t *refused)
 {
     struct team team = {.count = 0};
-    int64_t next = 0, shared;
+    int64_t next = 0;
     memset(refused, 1, (size_t)count);
     if (!is_known(form) || (channels != 1 && channels != 3))
         return;
     while (team.count || next < count) {
         if (next < count && has_room(&team)) {
             struct decoder *idle = decoder->output.task.request ? decoder->second : decoder;
-            idle->output.task = (struct task){
-                .request = &requests[next], .form = form, .channels = channels, .refused = &refused[next]};
-            shared = form->from == UINT8 ? count_sharing(requests + next, count - next) : 1;
+            struct task *task = &idle->output.task;
+            *task = (struct task){.request = &requests[next], .form = form, .refused = &refused[next]};
+            task->channels = channels;
+            task->max_pixels = max_pixels;
+            int64_t shared = form->from == UINT8 ? count_sharing(requests + next, count - next) : 1;
             next += shared;
             if (next < count)
                 prefetch(&requests[next]);
-            idle->output.task.sharing = shared > 1 ? shared : 0;
-            enum outcome outcome = (shared > 1 ? begin_shared : begin_first)(idle, &team, max_pixels);
+            task->sharing = shared > 1 ? shared : 0;
+            enum outcome outcome = (shared > 1 ? begin_shared : begin_first)(idle, &team);
             if (outcome != BEGUN)
-                end_request(idle, outcome, requests, form, max_pixels, refused);
+                end_request(idle, outcome, form);
             continue;
         }
         enum outcome outcome;
         struct decoder *ended = decode_together(&team, &outcome);
-        outcome = end_image(ended, &team, outcome, max_pixels);
+        outcome = end_image(ended, &team, outcome);
         if (outcome != BEGUN)
-            end_request(ended, outcome, requests, form, max_pixels, refused);
+            end_request(ended, outcome, form);
     }
     trim_buffers(&decoder->worker.scratch);
     trim_buffers(&decoder->second->worker.scratch);
@@ -397,16 +386,8 @@ EXPORT int64_t packstore_engine_run(struct decoder *decoder, const struct reques
 EXPORT int packstore_engine_whole(struct decoder *decoder, const uint8_t *file, int64_t nbytes, int64_t height,
                                   int64_t width, int64_t max_pixels, uint8_t *to)
 {
-    const struct form form = {.from = UINT8, .to = UINT8};
-    struct box whole = {0, 0, height, width};
-    struct request request = {.source = file,
-                              .nbytes = nbytes,
-                              .box = whole,
-                              .size_height = height,
-                              .size_width = width,
-                              .window = whole,
-                              .to = to};
+    struct request request = whole_file(file, nbytes, height, width, to);
     uint8_t refused;
-    answer_all(decoder, &request, 1, &form, 3, max_pixels, &refused);
+    answer_all(decoder, &request, 1, &bytes, 3, max_pixels, &refused);
     return refused ? REFUSED : DONE;
 }

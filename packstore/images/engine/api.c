@@ -54,15 +54,22 @@ EXPORT struct decoder *packstore_engine_new(int plain)
     return decoder;
 }
 
+/* Writes height and width of a JPEG file. REFUSED, and zeros, if it has more than `max_pixels` or is none that this
+ * engine decodes. */
+EXPORT int packstore_engine_size(const uint8_t *file, int64_t nbytes, int64_t max_pixels, int64_t *size)
+{
+    struct headers headers;
+    bool known = read_headers(&headers, file, nbytes) == DONE && (int64_t)headers.height * headers.width <= max_pixels;
+    size[0] = known ? headers.height : 0;
+    size[1] = known ? headers.width : 0;
+    return known ? DONE : REFUSED;
+}
+
 /* Writes height and width of each JPEG file; zeros for a file that this engine refuses. */
 EXPORT void packstore_engine_sizes(const uint8_t *const *files, const int64_t *nbytes, int64_t count, int64_t *sizes)
 {
-    for (int64_t n = 0; n < count; n++) {
-        struct headers headers;
-        bool known = read_headers(&headers, files[n], nbytes[n]) == DONE;
-        sizes[2 * n] = known ? headers.height : 0;
-        sizes[2 * n + 1] = known ? headers.width : 0;
-    }
+    for (int64_t n = 0; n < count; n++)
+        packstore_engine_size(files[n], nbytes[n], INT64_MAX, sizes + 2 * n);
 }
 
 /* Runs a program on each of `count` images, (height, width, 3), in place; see run_program(). Stops at the
@@ -77,15 +84,4 @@ EXPORT int64_t packstore_engine_augment(struct decoder *decoder, uint8_t *images
     }
     trim_buffers(&decoder->worker.scratch);
     return count;
-}
-
-/* Writes height and width of a JPEG file. REFUSED, and zeros, if it has more than `max_pixels` or is none that this
- * engine decodes. */
-EXPORT int packstore_engine_size(const uint8_t *file, int64_t nbytes, int64_t max_pixels, int64_t *size)
-{
-    struct headers headers;
-    bool known = read_headers(&headers, file, nbytes) == DONE && (int64_t)headers.height * headers.width <= max_pixels;
-    size[0] = known ? headers.height : 0;
-    size[1] = known ? headers.width : 0;
-    return known ? DONE : REFUSED;
 }

@@ -49,6 +49,7 @@ struct task {
     const struct request *request; /* NULL for none */
     const struct form *form;
     int64_t channels; /* channels of a pixel: 3, or 1 for gray, which is the luma of JPEG files */
+    int64_t max_pixels;
     bool resized, without_index;
     int kind;           /* type before conversion */
     uint8_t *to;        /* memory for it; the output itself if nothing is converted */
@@ -57,5 +58,6 @@ struct task {
     uint8_t *shown;     /* address of the visible part */
     int64_t rows;       /* rows of the box made from a JPEG file's samples so far */
     uint8_t *refused;
-    int64_t sharing; /* requests, with this one, that follow one another and take the same JPEG file; else 0 */
+    const struct request *sharers; /* requests, one after the other, that take the same JPEG file */
+    int64_t sharing;               /* their number; 0 if there is only one */
 };

@@ -326,27 +326,24 @@ INLINE uint8_t paeth(int left, int above, int corner)
  * pixel. */
 static enum outcome undo_filter(int filter, uint8_t *row, const uint8_t *above, int64_t nbytes, int64_t step)
 {
-    int64_t i;
     switch (filter) {
     case 0: return DONE;
     case 1:
-        for (i = step; i < nbytes; i++)
+        for (int64_t i = step; i < nbytes; i++)
             row[i] = (uint8_t)(row[i] + row[i - step]);
         return DONE;
     case 2:
-        for (i = 0; i < nbytes; i++)
+        for (int64_t i = 0; i < nbytes; i++)
             row[i] = (uint8_t)(row[i] + above[i]);
         return DONE;
     case 3:
-        for (i = 0; i < step && i < nbytes; i++)
-            row[i] = (uint8_t)(row[i] + above[i] / 2);
-        for (; i < nbytes; i++)
-            row[i] = (uint8_t)(row[i] + (row[i - step] + above[i]) / 2);
+        for (int64_t i = 0; i < nbytes; i++)
+            row[i] = (uint8_t)(row[i] + ((i < step ? 0 : row[i - step]) + above[i]) / 2);
         return DONE;
     case 4:
-        for (i = 0; i < step && i < nbytes; i++)
+        for (int64_t i = 0; i < step && i < nbytes; i++)
             row[i] = (uint8_t)(row[i] + above[i]);
-        for (; i < nbytes; i++)
+        for (int64_t i = step; i < nbytes; i++)
             row[i] = (uint8_t)(row[i] + paeth(row[i - step], above[i], above[i - step]));
         return DONE;
     default: return REFUSED;

@@ -147,9 +147,7 @@ static NOT_INLINE enum outcome next_stretch(struct lane *lane)
             return outcome;
     }
     int64_t most = STRETCH / headers->blocks, in_row = headers->across - lane->mcu % headers->across;
-    lane->count = lane->left < in_row ? lane->left : in_row;
-    if (lane->count > most)
-        lane->count = most;
+    lane->count = smaller(smaller(lane->left, in_row), most);
     lane->hot.out = lane->coefficients;
     lane->hot.block = decoder->tables.sequence;
     lane->chroma_left = decoder->input.lengths.at ? lane->count : 0;
@@ -241,21 +239,18 @@ INLINE int stop(struct lane *const *lanes, const struct hot *hot, const int coun
     return stopped;
 }
 
-/*
- * Decodes with `lanes`, `count` of them, a symbol of each in turn, so that their chains of lookups overlap (F.2.2.2),
+/* Decodes with `lanes`, `count` of them, a symbol of each in turn, so that their chains of lookups overlap (F.2.2.2),
  * until one has no more to do (NO_MORE), or finds what is not flawless (REFUSED): its number; its `outcome` says which.
  *
  * Each symbol that is not looked up takes 27 bits at most, after a refill; 5 that are take 55, of the 57 at least that
- * a refill brings. Within a block 64 symbols are read before it shows that the data have ended: AHEAD bytes.
- */
+ * a refill brings. Within a block 64 symbols are read before it shows that the data have ended: AHEAD bytes. */
 INLINE int run(struct lane *const *lanes, const int count)
 {
     struct hot hot[LANES];
     const uint8_t *place = lanes[0]->decoder->worker.kernels->place; /* that of all */
 #pragma GCC unroll 2
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++)
         hot[i] = begin_lane(lanes[i]);
-    }
     for (;;) {
 #pragma GCC unroll 2
         for (int i = 0; i < count; i++)

@@ -33,12 +33,27 @@ INLINE void pass(int *values, int step, int shift)
     values[4 * step] = (even3 - odd0) >> shift;
 }
 
+/* Computes the samples of a block whose only coefficient is the first. */
+INLINE enum outcome flat_block(int dc, int quantisation, int limit, uint8_t *to, int64_t stride)
+{
+    if (dc > limit || -dc > limit)
+        return REFUSED;
+    uint8_t value = clamp(((dc * quantisation * 4 + 16) >> 5) + 128);
+    for (int y = 0; y < 8; y++)
+        memset(to + y * stride, value, 8);
+    return DONE;
+}
+
 /* Computes a block's samples. REFUSED for a coefficient that is too large. `dc` replaces the first of `coefficients`.
  */
 INLINE enum outcome block_plain(const int16_t *coefficients, int dc, const int16_t *quantisation, const int16_t *limit,
                                 uint8_t *to, int64_t stride)
 {
-    int values[64], wrong = 0;
+    int values[64], wrong = 0, any = 0;
+    for (int k = 1; k < 64; k++)
+        any |= coefficients[k];
+    if (!any)
+        return flat_block(dc, quantisation[0], limit[0], to, stride);
     for (int k = 0; k < 64; k++) {
         int coefficient = k ? coefficients[k] : dc;
         wrong |= coefficient > limit[k] || -coefficient > limit[k];
@@ -57,17 +72,6 @@ INLINE enum outcome block_plain(const int16_t *coefficients, int dc, const int16
         for (int x = 0; x < 8; x++)
             to[y * stride + x] = clamp(values[8 * y + x] + 128);
     }
-    return DONE;
-}
-
-/* Computes the samples of a block whose only coefficient is the first. */
-INLINE enum outcome flat_block(int dc, int quantisation, int limit, uint8_t *to, int64_t stride)
-{
-    if (dc > limit || -dc > limit)
-        return REFUSED;
-    uint8_t value = clamp(((dc * quantisation * 4 + 16) >> 5) + 128);
-    for (int y = 0; y < 8; y++)
-        memset(to + y * stride, value, 8);
     return DONE;
 }
 
@@ -108,27 +112,16 @@ INLINE enum outcome stretch_samples(struct decoder *decoder, const struct lane *
                                          corner[b] + (column - output->column0) * step[b], output->stride[i]) != DONE))
                 return REFUSED;
         }
-        for (int b = output->blocks; b < headers->blocks; b++, coefficients += 64) {
+        for (int b = output->blocks; b < headers->blocks; b++, coefficients += 64)
             if (!lengths && UNLIKELY(is_far(predicted[headers->component_of[b]] += coefficients[0])))
                 return REFUSED;
-        }
     }
     return DONE;
 }
 
-static inline enum outcome any_block_plain(const int16_t *coefficients, int dc, const int16_t *quantisation,
-                                           const int16_t *limit, uint8_t *to, int64_t stride)
-{
-    int any = 0;
-    for (int k = 1; k < 64; k++)
-        any |= coefficients[k];
-    return any ? block_plain(coefficients, dc, quantisation, limit, to, stride)
-               : flat_block(dc, quantisation[0], limit[0], to, stride);
-}
-
 enum outcome samples_plain(struct decoder *decoder, const struct lane *lane, int *predicted)
 {
-    return stretch_samples(decoder, lane, predicted, any_block_plain);
+    return stretch_samples(decoder, lane, predicted, block_plain);
 }
 
 #if defined(__x86_64__)

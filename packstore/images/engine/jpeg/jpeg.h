@@ -184,7 +184,6 @@ void place_points(struct decoder *, int64_t base, int64_t first, int64_t stop, i
 int64_t pack_checkpoints(struct decoder *, uint8_t *to, int64_t capacity, bool gray);
 
 /* tables.c */
-enum outcome make_table(struct huffman *, const struct huffman_spec *, int kind);
 enum outcome make_tables(struct decoder *);
 uint32_t long_symbol(const struct huffman *, uint64_t bits, uint32_t entry);
 

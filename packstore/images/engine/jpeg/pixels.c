@@ -12,12 +12,8 @@ static void choose_mcus(struct decoder *decoder, const struct box *box)
     int64_t left = box->left - beside, right = box->left + box->width + beside;
     output->row0 = top > 0 ? top / headers->mcu_height : 0;
     output->column0 = left > 0 ? left / headers->mcu_width : 0;
-    output->row1 = (bottom + headers->mcu_height - 1) / headers->mcu_height;
-    output->column1 = (right + headers->mcu_width - 1) / headers->mcu_width;
-    if (output->row1 > headers->rows)
-        output->row1 = headers->rows;
-    if (output->column1 > headers->across)
-        output->column1 = headers->across;
+    output->row1 = smaller((bottom + headers->mcu_height - 1) / headers->mcu_height, headers->rows);
+    output->column1 = smaller((right + headers->mcu_width - 1) / headers->mcu_width, headers->across);
     output->components = gray ? 1 : headers->components;
     output->blocks = gray ? headers->component[0].h * headers->component[0].v : headers->blocks;
 }
@@ -27,13 +23,12 @@ static enum outcome make_planes(struct decoder *decoder)
     struct output *output = &decoder->output;
     struct input *input = &decoder->input;
     const struct headers *headers = &input->headers;
-    int64_t rows = output->row1 - output->row0;
     /* Restart segments may have several rows, and two lanes decode two of them at a time. */
     bool in_order = input->way == LOCATED || input->segments == 1;
+    int64_t rows = output->row1 - output->row0;
     for (output->kept = ROWS_KEPT; !in_order && output->kept < rows + 1;)
         output->kept *= 2;
-    if (rows > output->kept)
-        rows = output->kept;
+    rows = smaller(rows, output->kept);
     output->held = false;
     for (int i = 0; i < output->components; i++) {
         const struct component *component = &headers->component[i];
@@ -60,20 +55,18 @@ static enum outcome make_segments(struct decoder *decoder, const uint8_t *file, 
     input->file = file;
     input->file_end = file + nbytes;
     input->next_segment = 0;
-    input->way = input->checkpoints && locate_checkpoints(decoder, nbytes) == DONE ? LOCATED : FOLLOWING;
-    if (input->checkpoints && input->way == FOLLOWING) {
-        input->unindexed++;
-        input->checkpoints = NULL;
-    }
-    if (input->way == FOLLOWING)
-        input->lengths.at = NULL;
-    if (input->way == LOCATED) {
+    if (input->checkpoints && locate_checkpoints(decoder, nbytes) == DONE) {
         const struct located *located = decoder->worker.scratch.located.at;
+        input->way = LOCATED;
         most = 0;
         for (int64_t i = 0; i < input->segments; i++)
             if (located[i].marker - located[i].start > most)
                 most = located[i].marker - located[i].start;
     } else {
+        input->way = FOLLOWING;
+        input->unindexed += input->checkpoints != NULL;
+        input->checkpoints = NULL;
+        input->lengths.at = NULL;
         input->scan = file + headers->scan_at;
         input->segments = headers->interval ? (mcus + headers->interval - 1) / headers->interval : 1;
     }

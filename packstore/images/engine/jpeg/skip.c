@@ -54,17 +54,12 @@ static enum outcome make_skips(struct decoder *decoder)
     const struct headers *headers = &decoder->input.headers;
     if (!scratch->skips.at)
         tables->skips_known = 0;
-    if (grow_buffer(&scratch->skips, TABLES * sizeof(uint16_t) << SKIP_BITS) != DONE)
+    if (make_tables(decoder) != DONE || grow_buffer(&scratch->skips, TABLES * sizeof(uint16_t) << SKIP_BITS) != DONE)
         return REFUSED;
     for (int i = 0; i < headers->components; i++) {
         int n = headers->component[i].ac;
-        const struct huffman_spec *spec = &headers->ac[n];
         const struct huffman *table = &tables->ac[n];
         uint8_t *seen = tables->skip_counts[n];
-        int m = headers->component[i].dc;
-        if (make_table(&tables->dc[m], &headers->dc[m], DC_TABLE) != DONE ||
-            make_table(&tables->ac[n], spec, AC_TABLE) != DONE)
-            return REFUSED;
         /* Compare counts and values: other work may have called make_table() since. */
         if (tables->skips_known >> n & 1 && !memcmp(seen, table->counts, 16) && !memcmp(seen + 16, table->values, 256))
             continue;
@@ -133,10 +128,9 @@ INLINE enum outcome end_block(struct skipper *skipper, struct passing *hot)
     if (++skipper->block == skipper->luma)
         skipper->chroma = bits_read(skipper, hot);
     if (skipper->block == skipper->blocks) {
-        if (skipper->luma) {
-            int64_t length = bits_read(skipper, hot) - skipper->chroma;
-            ((uint16_t *)skipper->decoder->worker.scratch.lengths.at)[skipper->mcu] = (uint16_t)length;
-        }
+        uint16_t *lengths = skipper->decoder->worker.scratch.lengths.at;
+        if (skipper->luma)
+            lengths[skipper->mcu] = (uint16_t)(bits_read(skipper, hot) - skipper->chroma);
         skipper->block = 0;
         skipper->mcu++;
         if (UNLIKELY(!--skipper->until)) {
@@ -282,9 +276,9 @@ EXPORT void packstore_engine_checkpoints(struct decoder *decoder, const uint8_t 
         struct skipper *ended = active[n];
         if (outcome == NO_MORE && (outcome = end_segment(ended, gray)) == DONE)
             continue;
+        int64_t file = number[ended - skippers];
         if (outcome == NO_MORE)
-            sizes[number[ended - skippers]] = pack_checkpoints(ended->decoder, to[number[ended - skippers]],
-                                                               capacities[number[ended - skippers]], gray);
+            sizes[file] = pack_checkpoints(ended->decoder, to[file], capacities[file], gray);
         active[n] = active[--busy];
         trim_buffers(&ended->decoder->worker.scratch);
     }

@@ -68,7 +68,7 @@ static enum outcome fill_table(struct huffman *table)
     return DONE;
 }
 
-enum outcome make_table(struct huffman *table, const struct huffman_spec *spec, int kind)
+static enum outcome make_table(struct huffman *table, const struct huffman_spec *spec, int kind)
 {
     if (table->known && table->kind == kind && table->total == spec->total &&
         !memcmp(table->counts, spec->counts, 16) && !memcmp(table->values, spec->values, (size_t)spec->total))

@@ -18,7 +18,6 @@ struct colour_step {
 
 /* Operations that have not run yet. */
 struct run {
-    struct worker *worker;
     const struct kernels *kernels;
     const struct image *image;
     struct colour_step points[MOST_POINTS];
@@ -29,7 +28,7 @@ struct run {
 static void take_planes(const struct run *run, int64_t first, int64_t count, uint8_t *strip, uint8_t *planes[3])
 {
     static const float unused[6] = {0};
-    run->worker->kernels->split(strip, UINT8, run->image->at + 3 * first, count, unused);
+    run->kernels->split(strip, UINT8, run->image->at + 3 * first, count, unused);
     for (int c = 0; c < 3; c++)
         planes[c] = strip + c * count;
 }
@@ -141,9 +140,10 @@ static void add_tables(struct run *run, const uint8_t *const own[3], bool blends
 }
 
 /* Computes the mean of gray, rounded as in torch, or to a whole number as in Pillow. */
-static float mean_gray(const struct run *run, bool as_pillow)
+static float mean_gray(struct run *run, bool as_pillow)
 {
     int64_t pixels = run->image->height * run->image->width, sum = 0;
+    flush(run);
     for (int64_t at = 0, count; (count = smaller(pixels - at, STRIP)) > 0; at += count) {
         uint8_t strip[3 * STRIP], *planes[3];
         take_planes(run, at, count, strip, planes);
@@ -156,9 +156,8 @@ static float mean_gray(const struct run *run, bool as_pillow)
         for (int64_t i = 0; i < count; i++)
             sum += luma[i];
     }
-    if (as_pillow)
-        return (float)(int)((double)sum / (double)pixels + 0.5);
-    return (float)((double)sum / (double)pixels);
+    double mean = (double)sum / (double)pixels;
+    return as_pillow ? (float)(int)(mean + 0.5) : (float)mean;
 }
 
 /* Does autocontrast_image() of torchvision's second or first version, or Pillow's autocontrast(). */
@@ -166,6 +165,7 @@ static void autocontrast(struct run *run, int flags)
 {
     int64_t pixels = run->image->height * run->image->width;
     uint8_t low[3] = {255, 255, 255}, high[3] = {0, 0, 0}, tables[3][256];
+    flush(run);
     for (int64_t at = 0, count; (count = smaller(pixels - at, STRIP)) > 0; at += count) {
         uint8_t strip[3 * STRIP], *planes[3];
         take_planes(run, at, count, strip, planes);
@@ -196,6 +196,7 @@ static void equalize(struct run *run)
     const uint8_t *at = run->image->at, *end = at + 3 * pixels;
     uint32_t counts[2][3][256] = {{{0}}};
     uint8_t tables[3][256];
+    flush(run);
     for (; at + 6 <= end; at += 6)
         for (int i = 0; i < 6; i++)
             counts[i / 3][i % 3][at[i]]++;
@@ -227,11 +228,8 @@ static void add_table(struct run *run, const struct step *step, float mean)
         switch (step->code) {
         case STEP_BRIGHTNESS: table[i] = to_byte((float)i * p[0]); break;
         case STEP_CONTRAST:
-            if (step->flags & AS_PILLOW) {
-                table[i] = pillow_blend((uint8_t)mean, (uint8_t)i, p[0]);
-                break;
-            }
-            table[i] = to_byte(fused(mean, rest, (float)i * p[0], false));
+            table[i] = step->flags & AS_PILLOW ? pillow_blend((uint8_t)mean, (uint8_t)i, p[0])
+                                               : to_byte(fused(mean, rest, (float)i * p[0], false));
             break;
         case STEP_INVERT: table[i] = (uint8_t)(255 - i); break;
         case STEP_POSTERIZE: table[i] = (uint8_t)(i & mask); break;
@@ -254,7 +252,7 @@ static void add_table(struct run *run, const struct step *step, float mean)
 enum outcome run_points(struct worker *worker, const struct image *image, const struct step *steps, int64_t count,
                         int64_t *done)
 {
-    struct run run = {.worker = worker, .kernels = worker->kernels, .image = image};
+    struct run run = {.kernels = worker->kernels, .image = image};
     int64_t i = 0;
     for (; i < count; i++) {
         const struct step *step = &steps[i];
@@ -279,18 +277,9 @@ enum outcome run_points(struct worker *worker, const struct image *image, const 
                 point->order[c] = (int)step->p[c];
             continue;
         }
-        case STEP_CONTRAST:
-            flush(&run);
-            add_table(&run, step, mean_gray(&run, step->flags & AS_PILLOW));
-            continue;
-        case STEP_AUTOCONTRAST:
-            flush(&run);
-            autocontrast(&run, step->flags);
-            continue;
-        case STEP_EQUALIZE:
-            flush(&run);
-            equalize(&run);
-            continue;
+        case STEP_CONTRAST: add_table(&run, step, mean_gray(&run, step->flags & AS_PILLOW)); continue;
+        case STEP_AUTOCONTRAST: autocontrast(&run, step->flags); continue;
+        case STEP_EQUALIZE: equalize(&run); continue;
         default: break;
         }
         break;

@@ -29,7 +29,7 @@ static enum outcome map_affine(struct worker *worker, const struct image *image,
 }
 
 /* What runs an operation; NULL for those of points.c, which runs several together. */
-static operation *const operations[STEP_LAST + 1] = {
+static operation *const operations[STEPS] = {
     [STEP_SHARPNESS] = sharpen, [STEP_BLUR] = blur,     [STEP_NOISE] = add_noise,     [STEP_AFFINE] = map_affine,
     [STEP_PERSPECTIVE] = warp,  [STEP_ERASE] = erase,   [STEP_MIRROR] = mirror_image, [STEP_FLIP] = flip_image,
     [STEP_KEEP] = keep_image,   [STEP_ADD] = add_image, [STEP_MIX] = mix_images,
@@ -38,7 +38,7 @@ static operation *const operations[STEP_LAST + 1] = {
 /* True if all parameters are finite numbers that fit 32 bits, and the parameters of the step are in their ranges. */
 static bool is_valid(const struct step *step)
 {
-    if (step->code < 0 || step->code > STEP_LAST)
+    if (step->code < 0 || step->code >= STEPS)
         return false;
     if (places_pixels(step))
         return true;

@@ -8,33 +8,10 @@
 #include "../simd/kernels.h"
 
 /* Same numbers as Code in packstore/images/programs.py. */
-enum step_code {
-    STEP_IDENTITY,
-    STEP_BRIGHTNESS,
-    STEP_CONTRAST,
-    STEP_SATURATION,
-    STEP_HUE,
-    STEP_GRAY,
-    STEP_INVERT,
-    STEP_POSTERIZE,
-    STEP_SOLARIZE,
-    STEP_SOLARIZE_ADD,
-    STEP_AUTOCONTRAST,
-    STEP_EQUALIZE,
-    STEP_SHARPNESS,
-    STEP_BLUR,
-    STEP_NOISE,
-    STEP_PERMUTE,
-    STEP_AFFINE,
-    STEP_PERSPECTIVE,
-    STEP_ERASE,
-    STEP_MIRROR,
-    STEP_FLIP,
-    STEP_KEEP,
-    STEP_ADD,
-    STEP_MIX,
-    STEP_LAST = STEP_MIX
-};
+enum { STEP_IDENTITY, STEP_BRIGHTNESS, STEP_CONTRAST, STEP_SATURATION, STEP_HUE, STEP_GRAY, STEP_INVERT };
+enum { STEP_POSTERIZE = STEP_INVERT + 1, STEP_SOLARIZE, STEP_SOLARIZE_ADD, STEP_AUTOCONTRAST, STEP_EQUALIZE };
+enum { STEP_SHARPNESS = STEP_EQUALIZE + 1, STEP_BLUR, STEP_NOISE, STEP_PERMUTE, STEP_AFFINE, STEP_PERSPECTIVE };
+enum { STEP_ERASE = STEP_PERSPECTIVE + 1, STEP_MIRROR, STEP_FLIP, STEP_KEEP, STEP_ADD, STEP_MIX, STEPS };
 
 enum { NEAREST, BILINEAR, BICUBIC };        /* flags of a warp, bits 0 and 1 */
 enum { FILL_ZEROS, FILL_BLEND, FILL_EDGE }; /* bits 2 and 3 */
@@ -65,6 +42,12 @@ struct taps_of_warp {
     int way;
     float fill[3];
 };
+
+INLINE void show_fill(uint8_t *to, const struct taps_of_warp *taps)
+{
+    for (int c = 0; c < 3; c++)
+        to[c] = (uint8_t)taps->fill[c];
+}
 
 /* Changes an image in place. */
 typedef enum outcome operation(struct worker *, const struct image *, const struct step *);

@@ -4,20 +4,27 @@
 #include "program.h"
 
 /* Offset along an axis: a result pixel lies in the source between the pixels `first + 1` and `first + 2` after its own
- * position. */
+ * position. Pixels `from` to `to - 1` show the source, which extends half a pixel beyond its outermost centres. */
 struct shift {
     float by, weights[4];
-    int64_t first;
+    int64_t first, from, to;
 };
+
+/* Clips a place to 0 … `length`. */
+static int64_t clip(int64_t place, int64_t length)
+{
+    return place < 0 ? 0 : smaller(place, length);
+}
 
 static struct shift shift_of(float by, int64_t length, bool bicubic)
 {
     float limit = (float)(length + 4); /* beyond it all pixels are outside */
-    struct shift shift = {.by = by > -limit ? by : -limit};
-    shift.by = shift.by < limit ? shift.by : limit;
+    struct shift shift = {.by = by <= -limit ? -limit : by < limit ? by : limit};
     int64_t whole = floor_of(shift.by);
     float part = shift.by - (float)whole;
     shift.first = whole - 1;
+    shift.from = clip(-floor_of(shift.by + 0.5f), length);
+    shift.to = clip(floor_of((float)length - 0.5f - shift.by) + 1, length);
     if (bicubic) {
         cubic_weights(shift.weights, part);
     } else {
@@ -25,21 +32,6 @@ static struct shift shift_of(float by, int64_t length, bool bicubic)
         shift.weights[2] = part;
     }
     return shift;
-}
-
-/* Returns the first of `length` result pixels that shows the source, which extends half a pixel beyond its outermost
- * centres. */
-static int64_t first_inside(const struct shift *shift, int64_t length)
-{
-    int64_t first = -floor_of(shift->by + 0.5f);
-    return first < 0 ? 0 : first < length ? first : length;
-}
-
-/* Returns the pixel after the last that shows the source. */
-static int64_t stop_inside(const struct shift *shift, int64_t length)
-{
-    int64_t stop = floor_of((float)length - 0.5f - shift->by) + 1;
-    return stop < 0 ? 0 : stop < length ? stop : length;
 }
 
 /* ---- loops ---- */
@@ -98,23 +90,19 @@ VECTORS void sum_lines_vector(uint8_t *to, const uint8_t *const lines[4], const 
 /* Copies `count` pixels of a line of `length`, from pixel `first` on; repeats the outermost pixels outside. */
 static void copy_line(uint8_t *to, const uint8_t *from, int64_t first, int64_t count, int64_t length)
 {
-    int64_t before = first < 0 ? -first : 0;
-    before = before < count ? before : count;
-    int64_t inner = length - (first + before);
-    inner = inner < 0 ? 0 : inner < count - before ? inner : count - before;
-    for (int64_t i = 0; i < before; i++)
+    int64_t inner = clip(-first, count), stop = clip(length - first, count);
+    for (int64_t i = 0; i < inner; i++)
         memcpy(to + 3 * i, from, 3);
-    if (inner > 0)
-        memcpy(to + 3 * before, from + 3 * (first + before), (size_t)(3 * inner));
-    for (int64_t i = before + inner; i < count; i++)
+    if (stop > inner)
+        memcpy(to + 3 * inner, from + 3 * (first + inner), (size_t)(3 * (stop - inner)));
+    for (int64_t i = stop; i < count; i++)
         memcpy(to + 3 * i, from + 3 * (length - 1), 3);
 }
 
 static void show_fills(uint8_t *at, const struct taps_of_warp *taps, int64_t first, int64_t stop)
 {
     for (int64_t i = first; i < stop; i++)
-        for (int c = 0; c < 3; c++)
-            at[3 * i + c] = (uint8_t)taps->fill[c];
+        show_fill(at + 3 * i, taps);
 }
 
 /* Moves each row by `slope` more than the row above. */
@@ -133,8 +121,8 @@ static enum outcome shift_rows(struct worker *worker, const struct image *image,
         const float *const weights[4] = {shift.weights, shift.weights + 1, shift.weights + 2, shift.weights + 3};
         copy_line(line, taps->at + 3 * row * width, shift.first, width + 3, width);
         worker->kernels->sum_lines(to, lines, weights, false, 3 * width);
-        show_fills(to, taps, 0, first_inside(&shift, width));
-        show_fills(to, taps, stop_inside(&shift, width), width);
+        show_fills(to, taps, 0, shift.from);
+        show_fills(to, taps, shift.to, width);
     }
     return DONE;
 }
@@ -156,8 +144,7 @@ static void collect_line(const struct columns *columns, const struct taps_of_war
     uint8_t *to = columns->lines[row & 3];
     int64_t height = taps->height, width = taps->width;
     for (int64_t i = 0; i < width; i++) {
-        int64_t from = row + columns->first[i];
-        from = from < 0 ? 0 : from < height ? from : height - 1;
+        int64_t from = clip(row + columns->first[i], height - 1);
         memcpy(to + 3 * i, taps->at + 3 * (from * width + i), 4); /* and a byte that the next pixel overwrites */
     }
 }
@@ -181,12 +168,11 @@ static enum outcome shift_columns(struct worker *worker, const struct image *ima
         columns.lines[n] = (uint8_t *)(columns.inside + 2 * width) + line * (size_t)n;
     for (int64_t i = 0; i < width; i++) {
         struct shift shift = shift_of(((float)i - (float)(width - 1) * 0.5f) * slope + by, height, bicubic);
-        int64_t from = first_inside(&shift, height), to = stop_inside(&shift, height);
         columns.first[i] = (int32_t)shift.first;
-        columns.inside[2 * i] = (int32_t)from;
-        columns.inside[2 * i + 1] = (int32_t)to;
-        columns.all_from = from > columns.all_from ? from : columns.all_from;
-        columns.all_to = to < columns.all_to ? to : columns.all_to;
+        columns.inside[2 * i] = (int32_t)shift.from;
+        columns.inside[2 * i + 1] = (int32_t)shift.to;
+        columns.all_from = shift.from > columns.all_from ? shift.from : columns.all_from;
+        columns.all_to = smaller(columns.all_to, shift.to);
         for (int n = 0; n < 4; n++)
             for (int c = 0; c < 3; c++)
                 columns.weights[n][3 * i + c] = shift.weights[n];

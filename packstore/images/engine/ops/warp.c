@@ -59,12 +59,6 @@ INLINE float sum_four(const float *values, const float *weights)
     return ((values[0] * weights[0] + values[1] * weights[1]) + values[2] * weights[2]) + values[3] * weights[3];
 }
 
-static void show_fill(uint8_t *to, const struct taps_of_warp *taps)
-{
-    for (int c = 0; c < 3; c++)
-        to[c] = taps->way == FILL_ZEROS ? 0 : (uint8_t)taps->fill[c];
-}
-
 /* Interpolates one pixel, whose neighbours may be outside. */
 INLINE void bilinear_pixel(uint8_t *to, const struct taps_of_warp *taps, float x, float y)
 {
@@ -335,10 +329,7 @@ VECTORS INLINE void interpolate_of(uint8_t *to, const struct taps_of_warp *taps,
 
 VECTORS void interpolate_vector(uint8_t *to, const struct taps_of_warp *taps, bool bicubic, int64_t count)
 {
-    if (bicubic)
-        interpolate_of(to, taps, true, count);
-    else
-        interpolate_of(to, taps, false, count);
+    bicubic ? interpolate_of(to, taps, true, count) : interpolate_of(to, taps, false, count);
 }
 #endif
 
@@ -352,14 +343,11 @@ enum outcome warp(struct worker *worker, const struct image *image, const struct
     if (grow_buffer(&scratch->copied, (size_t)size + PADDING) != DONE)
         return REFUSED;
     memcpy(scratch->copied.at, image->at, (size_t)size);
-    uint32_t colour = (uint32_t)step->flags >> 8;
-    struct taps_of_warp taps = {.at = scratch->copied.at,
-                                .height = image->height,
-                                .width = width,
-                                .way = step->flags >> 2 & 3,
-                                .fill = {(float)(colour & 255), (float)(colour >> 8 & 255), (float)(colour >> 16)}};
+    struct taps_of_warp taps = {
+        .at = scratch->copied.at, .height = image->height, .width = width, .way = step->flags >> 2 & 3};
     for (int c = 0; c < 3; c++)
-        ((uint8_t *)scratch->copied.at)[size + c] = taps.way == FILL_ZEROS ? 0 : (uint8_t)taps.fill[c];
+        taps.fill[c] = taps.way == FILL_ZEROS ? 0 : (float)((uint32_t)step->flags >> 8 * (c + 1) & 255);
+    show_fill((uint8_t *)scratch->copied.at + size, &taps);
     if (moves_one_axis(step))
         return warp_one_axis(worker, image, step, &taps);
     if (grow_buffer(&scratch->floats, (size_t)(3 * width) * sizeof(float) + (size_t)width) != DONE)

@@ -100,13 +100,11 @@ void split_plain(void *to, int kind, const uint8_t *from, int64_t pixels, const 
 {
     for (int c = 0; c < 3; c++)
         for (int64_t i = 0; i < pixels; i++) {
-            uint8_t value = from[3 * i + c];
-            if (kind == UINT8) {
-                ((uint8_t *)to)[c * pixels + i] = value;
-            } else {
-                float scaled = (float)value * factors[c];
+            float scaled = (float)from[3 * i + c] * factors[c];
+            if (kind == UINT8)
+                ((uint8_t *)to)[c * pixels + i] = from[3 * i + c];
+            else
                 from_float(to, kind, c * pixels + i, scaled + factors[3 + c]);
-            }
         }
 }
 
@@ -138,10 +136,7 @@ VECTORS INLINE void to_floats_of(float *to, const int kind, const void *from, in
 
 VECTORS void to_floats_vector(float *to, int kind, const void *from, int64_t count)
 {
-    if (kind == UINT8)
-        to_floats_of(to, UINT8, from, count);
-    else
-        WITH_FLOATS(kind, to_floats_of(to, KIND, from, count));
+    WITH_TYPES(to_floats_of, to, kind, from, count);
 }
 
 VECTORS INLINE void from_floats_of(void *to, const int kind, const float *from, int64_t count)
@@ -154,7 +149,7 @@ VECTORS INLINE void from_floats_of(void *to, const int kind, const float *from, 
 
 VECTORS void from_floats_vector(void *to, int kind, const float *from, int64_t count)
 {
-    WITH_FLOATS(kind, from_floats_of(to, KIND, from, count));
+    WITH_FLOATS(from_floats_of, to, kind, from, count);
 }
 
 /* Normalises 24 values at a time: eight pixels, with factors in three registers. */
@@ -179,7 +174,7 @@ VECTORS INLINE void normalize_of(void *to, const int kind, const uint8_t *from, 
 
 VECTORS void normalize_vector(void *to, int kind, const uint8_t *from, int64_t count, const float *factors)
 {
-    WITH_FLOATS(kind, normalize_of(to, KIND, from, count, factors));
+    WITH_FLOATS(normalize_of, to, kind, from, count, factors);
 }
 
 /* Splits 32 pixels at a time into planes, sixteen in each half of a register. The last 32 may overlap those before. */
@@ -230,10 +225,7 @@ VECTORS INLINE void split_of(void *to, const int kind, const uint8_t *from, int6
 
 VECTORS void split_vector(void *to, int kind, const uint8_t *from, int64_t pixels, const float *factors)
 {
-    if (kind == UINT8)
-        split_of(to, UINT8, from, pixels, factors);
-    else
-        WITH_FLOATS(kind, split_of(to, KIND, from, pixels, factors));
+    WITH_TYPES(split_of, to, kind, from, pixels, factors);
 }
 #endif
 

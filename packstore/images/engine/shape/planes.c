@@ -98,7 +98,7 @@ VECTORS INLINE void sum_rows_of(float *to, const int kind, const uint8_t *from, 
 VECTORS void sum_rows_vector(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps,
                              int64_t count)
 {
-    WITH_FLOATS(kind, sum_rows_of(to, KIND, from, stride, weights, taps, count));
+    WITH_FLOATS(sum_rows_of, to, kind, from, stride, weights, taps, count);
 }
 
 VECTORS INLINE __m128 sum_pixel(const float *pixels, const struct float_taps *taps, const int count, int64_t x)

@@ -283,20 +283,11 @@ INLINE void gray_rows_of(const struct taps *taps, const int count, const bool wi
 #endif
 
 #ifdef HAS_VECTORS
-/* Runs a statement with the number of taps as TAPS, a constant for the numbers that are frequent. */
-#define WITH_TAPS(taps, statement)                                                                                     \
-    do {                                                                                                               \
-        if ((taps) == 4) {                                                                                             \
-            enum { TAPS = 4 };                                                                                         \
-            statement;                                                                                                 \
-        } else if ((taps) == 8) {                                                                                      \
-            enum { TAPS = 8 };                                                                                         \
-            statement;                                                                                                 \
-        } else {                                                                                                       \
-            const int TAPS = (taps);                                                                                   \
-            statement;                                                                                                 \
-        }                                                                                                              \
-    } while (0)
+/* Calls a function of (taps, count, ...) with their number, as a constant for the numbers that are frequent. */
+#define WITH_TAPS(function, taps, ...)                                                                                 \
+    ((taps)->taps == 4   ? function(taps, 4, __VA_ARGS__)                                                              \
+     : (taps)->taps == 8 ? function(taps, 8, __VA_ARGS__)                                                              \
+                         : function(taps, (taps)->taps, __VA_ARGS__))
 
 VECTORS void rows_vector(const struct taps *taps, int64_t channels, const uint8_t *a, const uint8_t *b, uint8_t *to_a,
                          uint8_t *to_b, int64_t count)
@@ -304,11 +295,11 @@ VECTORS void rows_vector(const struct taps *taps, int64_t channels, const uint8_
     if (channels == 1 && taps->low_at)
         gray_rows_of(taps, taps->taps, true, a, b, to_a, to_b, count);
     else if (channels == 1)
-        WITH_TAPS(taps->taps, gray_rows_of(taps, TAPS, false, a, b, to_a, to_b, count));
+        WITH_TAPS(gray_rows_of, taps, false, a, b, to_a, to_b, count);
     else if (taps->low_at)
-        WITH_TAPS(taps->taps, rows_of(taps, TAPS, true, a, b, to_a, to_b, count));
+        WITH_TAPS(rows_of, taps, true, a, b, to_a, to_b, count);
     else
-        WITH_TAPS(taps->taps, rows_of(taps, TAPS, false, a, b, to_a, to_b, count));
+        WITH_TAPS(rows_of, taps, false, a, b, to_a, to_b, count);
 }
 #endif
 
@@ -504,15 +495,10 @@ enum outcome resize(struct resizing *resizing, struct worker *worker, const stru
 {
     if (begin_resizing(resizing, worker, task) != DONE)
         return REFUSED;
-    for (int64_t y = 0; y < resizing->source_rows; y += 2) { /* takes the last row twice if the number is odd */
-        const uint8_t *a = readable(resizing, 0, pixels, nbytes), *b = a;
-        pixels += stride;
-        nbytes -= stride;
-        if (y + 1 < resizing->source_rows)
-            b = readable(resizing, 1, pixels, nbytes);
-        pixels += stride;
-        nbytes -= stride;
-        resize_rows(resizing, a, b);
+    for (int64_t y = 0; y < resizing->source_rows; y += 2, pixels += 2 * stride, nbytes -= 2 * stride) {
+        const uint8_t *a = readable(resizing, 0, pixels, nbytes);
+        bool alone = y + 1 == resizing->source_rows; /* the last row, if the number is odd, is taken twice */
+        resize_rows(resizing, a, alone ? a : readable(resizing, 1, pixels + stride, nbytes - stride));
     }
     return DONE;
 }

@@ -60,20 +60,13 @@ INLINE int64_t floor_of(float value)
     return whole - ((float)whole > value);
 }
 
-/* Runs a statement with the type of floating point `kind` as the constant KIND. */
-#define WITH_FLOATS(kind, statement)                                                                                   \
-    do {                                                                                                               \
-        if ((kind) == FLOAT32) {                                                                                       \
-            enum { KIND = FLOAT32 };                                                                                   \
-            statement;                                                                                                 \
-        } else if ((kind) == FLOAT16) {                                                                                \
-            enum { KIND = FLOAT16 };                                                                                   \
-            statement;                                                                                                 \
-        } else {                                                                                                       \
-            enum { KIND = BFLOAT16 };                                                                                  \
-            statement;                                                                                                 \
-        }                                                                                                              \
-    } while (0)
+/* Calls a function of (to, kind, ...) with the type of floating point `kind` as a constant; or with any type. */
+#define WITH_FLOATS(function, to, kind, ...)                                                                           \
+    ((kind) == FLOAT32   ? function(to, FLOAT32, __VA_ARGS__)                                                          \
+     : (kind) == FLOAT16 ? function(to, FLOAT16, __VA_ARGS__)                                                          \
+                         : function(to, BFLOAT16, __VA_ARGS__))
+#define WITH_TYPES(function, to, kind, ...)                                                                            \
+    ((kind) == UINT8 ? function(to, UINT8, __VA_ARGS__) : WITH_FLOATS(function, to, kind, __VA_ARGS__))
 
 #ifdef HAS_VECTORS
 VECTORS INLINE __m256 load_bytes(const uint8_t *at)
