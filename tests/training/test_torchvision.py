@@ -15,6 +15,7 @@ import torch
 
 from packstore import PackedDataset, PackedLoader
 from packstore.augment import CenterCrop, Cutout, PerImage, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from packstore.augment import __all__ as our_names
 from tests.internals import UsageError, as_operations
 from tests.makers.batches import images_of
 from tests.makers.torchvision import make_any, transforms_of
@@ -68,8 +69,10 @@ def test_each_random_transform_is_refused_by_name(tv: Any) -> None:
             make_any(own, **RANGES.get(name, {})),
             make_any(type("OwnCompose", (tv.transforms.v2.Compose,), {}), transforms=[op]),
         ):
-            with pytest.raises(UsageError, match=rf"torchvision's {name} would .*augment\.PerImage\({name}\(...\)\)"):
+            refused = rf"torchvision's {name} would .*augment\.PerImage\({name}\(...\)\)"
+            with pytest.raises(UsageError, match=refused) as error:
                 as_operations(augment)
+            assert (f"use packstore.augment.{name}, " in str(error.value)) == (name in our_names)
         as_operations([PerImage(op)])
 
 

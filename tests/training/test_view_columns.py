@@ -101,6 +101,7 @@ def test_labels_of_boxes_alone(made: Typed) -> None:
     assert same([batch["labels"] for batch in found], [batch["labels"] for batch in plain])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("operations", [VIEWS["large"][1], VIEWS["small"][1]], ids=["crop", "rotation"])
 @pytest.mark.parametrize(
     ("mask", "image", "message"),

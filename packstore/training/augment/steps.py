@@ -34,9 +34,11 @@ _RANDOM_IN_A_RANGE = {"GaussianBlur": "sigma", "JPEG": "quality"}  # and the att
 _RANDOM_EACH = {"GaussianNoise"}  # for each pixel of a batch, from torch's own generator
 _OURS = {
     *("AugMix", "AutoAugment", "ColorJitter", "GaussianBlur", "GaussianNoise", "RandAugment", "RandomAdjustSharpness"),
-    *("RandomApply", "RandomAutocontrast", "RandomChannelPermutation", "RandomChoice", "RandomCrop", "RandomEqualize"),
-    *("RandomErasing", "RandomGrayscale", "RandomHorizontalFlip", "RandomInvert", "RandomOrder"),
-    *("RandomPhotometricDistort", "RandomPosterize", "RandomResizedCrop", "RandomSolarize", "TrivialAugmentWide"),
+    *("RandomAffine", "RandomApply", "RandomAutocontrast", "RandomChannelPermutation", "RandomChoice", "RandomCrop"),
+    *("RandomEqualize", "RandomErasing", "RandomGrayscale", "RandomHorizontalFlip", "RandomInvert", "RandomIoUCrop"),
+    *("RandomOrder", "RandomPerspective", "RandomPhotometricDistort", "RandomPosterize", "RandomResize"),
+    *("RandomResizedCrop", "RandomRotation", "RandomShortestSize", "RandomSolarize", "RandomVerticalFlip"),
+    *("RandomZoomOut", "ScaleJitter", "TrivialAugmentWide"),
 }
 
 
