@@ -343,7 +343,7 @@ class SparinglyProven(Proven):
         """Returns the copy of a column in memory, at first without values."""
         column = self.manifest.column(name)
         with self._lock:
-            return self._kept.setdefault(name, _ColumnCopy(column, len(self), len(self._starts)))
+            return self._kept.setdefault(name, _ColumnCopy(column, self.manifest.records, len(self._starts)))
 
     def _find_unproven(self, kept: _ColumnCopy, records: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the positions in ``records`` of records whose values are in no checked copy of the column."""

@@ -392,7 +392,7 @@ class Records(Lens):
 
         Returns None for a fixed column, and always for a sharded store.
         """
-        column = self.column(name) if len(self.table.starts) == 1 else None
+        column = self.rows.column(name) if len(self.table.starts) == 1 else None
         return column if type(column) is Ragged else None
 
     def split(self, name: str | None) -> Split:

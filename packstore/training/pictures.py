@@ -113,7 +113,7 @@ class ImageReader:
     @property
     def mode(self) -> Mode:
         """Mode of the images as they are read."""
-        return self.decoder.reading.pixels if self.column.layout is None else self.column.pixels
+        return self.decoder.mode if self.column.layout is None else self.column.pixels
 
     @property
     def floats(self) -> bool:
@@ -261,8 +261,8 @@ def read_seek_indexes(reader: Reader, column: Column, records: NDArray[np.int64]
     If the index of any file cannot be read, all are replaced by invalid ones. The engine counts and ignores these.
     Returns None if the store has no indexes of this column.
     """
-    manifest, name = reader.manifest, SEEK_INDEX.name
-    if column.name != "image" or not manifest.has_column(name) or manifest.column(name).nbytes == 0:
+    name = SEEK_INDEX.name
+    if column.name != "image" or not any(each.name == name and each.nbytes for each in reader.manifest.columns):
         return None
     try:
         mapped = reader.mapped_ragged_column(name)

@@ -191,17 +191,17 @@ class Draws(KnownArguments):
 
     def _draw_bits(self, draw: int, count: int | None = None) -> Array:
         """Draws as :meth:`bits`, but returns uint32 for numpy records."""
-        base = self._record_bits
+        key, base = self._key_and_bits
         if isinstance(base, np.ndarray):
             if count is None:
-                return _mix_bits_in_place(base ^ np.uint32(mix_bits((self._draw_key + draw * _GOLDEN) & MASK)))
+                return _mix_bits_in_place(base ^ np.uint32(mix_bits((key + draw * _GOLDEN) & MASK)))
             steps = np.arange(draw, draw + count, dtype=np.uint32) * np.uint32(_GOLDEN)
-            steps += np.uint32(self._draw_key)
+            steps += np.uint32(key)
             return _mix_bits_in_place(base ^ _mix_bits_in_place(steps)[:, None])
         if count is None:
-            return mix_bits(base ^ mix_bits((self._draw_key + draw * _GOLDEN) & MASK))
+            return mix_bits(base ^ mix_bits((key + draw * _GOLDEN) & MASK))
         numbers = base.new_ones(count).cumsum(0) + (draw - 1)  # arange on its device, without importing torch
-        return mix_bits(base[None] ^ mix_bits((self._draw_key + numbers * _GOLDEN) & MASK)[:, None])
+        return mix_bits(base[None] ^ mix_bits((key + numbers * _GOLDEN) & MASK)[:, None])
 
     def uniform(self, draw: int, count: int | None = None) -> Array:
         """Draws uniform numbers, float64 in [0, 1) with a resolution of 2**-32. Shapes are as in :meth:`bits`."""
@@ -227,24 +227,15 @@ class Draws(KnownArguments):
         return (self.bits(draw, count) * high) >> 32
 
     @cached_property
-    def _stream_key(self) -> int:
-        """64-bit key, derived from seed, epoch and stream."""
-        return derive_key(self.seed, self.epoch, self.stream)
-
-    @property
-    def _draw_key(self) -> int:
-        """Upper half of the stream's key, which enters each draw with the draw's number."""
-        return self._stream_key >> 32
-
-    @cached_property
-    def _record_bits(self) -> Array:
-        """32 random bits of each record, from which its draws are computed."""
-        records = self.records
+    def _key_and_bits(self) -> tuple[int, Array]:
+        """The key that enters each draw with the draw's number, and 32 random bits of each record."""
+        stream = derive_key(self.seed, self.epoch, self.stream)
+        key, low_key, records = stream >> 32, stream & MASK, self.records
         if isinstance(records, np.ndarray):
             low, high = self._record_halves
-            base = _mix_bits_in_place(low ^ np.uint32(self._stream_key & MASK))
-            return base if high is None else base ^ high
-        return mix_bits((records & MASK) ^ (self._stream_key & MASK)) ^ (((records >> 32) * _HIGH) & MASK)
+            base = _mix_bits_in_place(low ^ np.uint32(low_key))
+            return key, base if high is None else base ^ high
+        return key, mix_bits((records & MASK) ^ low_key) ^ (((records >> 32) * _HIGH) & MASK)
 
     @cached_property
     def _record_halves(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32] | None]:
@@ -360,8 +351,46 @@ def log_uniform(uniform: Array, low: float, high: float) -> Array:
     return result
 
 
-def pick_attempt(values: Array, index: Array) -> Array:
-    """Returns ``values[index[b], b]`` for each image ``b``. The rows of ``values`` are attempts."""
-    if isinstance(values, np.ndarray):
-        return values[index, np.arange(len(index))]
-    return values.gather(0, index[None])[0]
+def draw_box_sides(
+    draws: Draws,
+    draw: int,
+    count: int,
+    *,
+    total: Array,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    parts: Array | None = None,
+) -> tuple[Array, Array]:
+    """Draws boxes of random area and aspect ratio for each image, ``count`` attempts, int64 ``(count, B)``.
+
+    Returns the sides ``sqrt(area * ratio)`` and ``sqrt(area / ratio)``, rounded. Uses 2 × ``count`` draws from ``draw``
+    on.
+
+    Args:
+        draws: Draws of B records.
+        draw: Number of the first draw.
+        count: Number of attempts.
+        total: Areas of the images, ``(B,)``, or one for all.
+        scale: Smallest and largest area, as fractions of ``total``. Drawn uniformly.
+        ratio: Smallest and largest aspect ratio. Its logarithm is drawn uniformly.
+        parts: Divide each image's areas by this number, ``(B,)``; None for 1.
+    """
+    low, high = scale
+    uniform = draws.uniform(draw, 2 * count)
+    areas = total * (uniform[0::2] * (high - low) + low)
+    if parts is not None:
+        areas = areas / parts
+    ratios = log_uniform(uniform[1::2], *ratio)
+    return to_int64(((areas * ratios) ** 0.5).round()), to_int64(((areas / ratios) ** 0.5).round())
+
+
+def pick_first_fitting(fits: Array, heights: Array, widths: Array) -> tuple[Array, Array, Array]:
+    """Returns height and width of the first attempt that fits, and whether one does, for each image.
+
+    All are ``(count, B)``: a row is an attempt. If none fits, height and width are meaningless.
+    """
+    if isinstance(fits, np.ndarray):
+        chosen = fits.argmax(0), np.arange(fits.shape[1])
+        return heights[chosen], widths[chosen], fits.any(0)
+    index = fits.byte().argmax(0)[None]
+    return heights.gather(0, index)[0], widths.gather(0, index)[0], fits.any(0)

@@ -67,6 +67,7 @@ class Decoder:
         name: One of :data:`DECODERS`.
         max_pixels: Limit of an image's pixels.
         reading: Mode of the pixels; what becomes of more than 8 bits, of alpha and of further frames.
+        mode: The same mode, parsed.
         version: Name and version of its library.
         has_engine: True if our engine decodes first: for 8-bit RGB, and for the mode ``L``. A library decodes the files
             that the engine refuses.
@@ -80,9 +81,10 @@ class Decoder:
         self.name = name
         self.max_pixels = max_pixels
         self.reading = reading
+        self.mode = mode = reading.pixels
         self._fast, self.version = _load_library(name)
         self._region = backends.load_region() if name in _WITH_TURBOJPEG else None
-        gray = reading.pixels.channels == 1 and reading.pixels.dtype == "uint8" and not reading.frame
+        gray = mode.channels == 1 and mode.dtype == "uint8" and not reading.frame
         self._channels = 1 if gray else 3
         self.has_engine = name == "engine" and (reading.is_plain or gray)
 
@@ -238,7 +240,7 @@ class Decoder:
     def _decode_without_engine(self, data: memoryview, info: ImageInfo | None) -> NDArray[Any]:
         """Decodes a whole file to the reading's mode without the engine, ignoring EXIF orientation."""
         if not self.reading.is_plain:
-            wanted = self.reading.pixels
+            wanted = self.mode
             gray = wanted.channels == 1 and wanted.dtype == "uint8"
             # simplejpeg decodes the luma of a JPEG in mode L; Pillow and tifffile decode everything else.
             luma = self._decode_ordinary(backends.decode_luma, 1, data, info) if self._channels == 1 else None

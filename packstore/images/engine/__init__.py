@@ -18,6 +18,7 @@ import itertools
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -60,14 +61,10 @@ class Engine:
         self._decoder = library.packstore_engine_new(not vectors)
         if not self._decoder:
             raise MemoryError
+        weakref.finalize(self, library.packstore_engine_free, self._decoder).atexit = False
         self._size = np.empty(2, np.int64)
         self._size_at = self._size.ctypes.data
         self.unindexed = 0
-
-    def __del__(self) -> None:
-        if getattr(self, "_decoder", None):
-            self._library.packstore_engine_free(self._decoder)
-            self._decoder = None
 
     def run(self, requests: Requests, first: int, stop: int, max_pixels: int) -> NDArray[np.bool_]:
         """Executes requests ``first`` … ``stop - 1`` without the GIL. Writes into their arrays and sets

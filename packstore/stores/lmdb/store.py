@@ -67,6 +67,7 @@ class LmdbPart(Part):
         """``descriptor`` is an open file descriptor of ``data.mdb``, or None. The caller may close it afterwards."""
         pages = _map_pages(path, descriptor)
         super().__init__(path, _read_stored_manifest(pages, path))
+        self._shown = printable(str(path))
         self._images: RecordLookup | None = RecordLookup(pages, b"")
         self._records = self.manifest.records
         image = self.manifest.image
@@ -74,7 +75,7 @@ class LmdbPart(Part):
         self._columns: dict[str, ColumnData] = {}
         one_by_one = len(_list_numbered_columns(self.manifest))
         expected = self._records * one_by_one + len(_list_named_keys(self.manifest))
-        entries, shown = pages.tree.entries, printable(str(path))
+        entries, shown = pages.tree.entries, self._shown
         if entries > len(pages.map) // _ENTRY_BYTES:
             raise StoreError(f"{shown} is damaged: it says it has {entries} entries in {len(pages.map)} bytes")
         if entries != expected:
@@ -146,12 +147,12 @@ class LmdbPart(Part):
         """Returns the lookup of images, or raises :class:`StoreError` if the part is closed."""
         images = self._images  # read once: another thread may close the part meanwhile
         if images is None:
-            raise StoreError(f"{printable(str(self.path))} is closed")
+            raise StoreError(f"{self._shown} is closed")
         return images
 
     def _map_array(self, name: str, kind: str, shape: tuple[int, ...]) -> NDArray[Any]:
         """Returns the array in the ``.npy`` value ``name``, as a view of the map if it is aligned."""
-        shown, dtype = printable(str(self.path)), NUMPY_DTYPE[kind]
+        shown, dtype = self._shown, NUMPY_DTYPE[kind]
         try:
             value = self._require_open().pages.find_value(name.encode("ascii"))
         except PageError as error:

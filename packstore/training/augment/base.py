@@ -6,11 +6,10 @@ Also checks of options, whose errors name the operation and the option.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -257,10 +256,6 @@ class Crops:
     def __len__(self) -> int:
         return len(self.box)
 
-    def replace(self, **changes: Any) -> Crops:
-        """Returns a copy with some attributes replaced."""
-        return dataclasses.replace(self, **changes)
-
     def select_rows(self, rows: slice | Array) -> Crops:
         """Returns the crops of the images ``rows``; of a slice, as views of these arrays."""
         return Crops(
@@ -282,7 +277,7 @@ class Crops:
         """
         window = self.window
         left = window[:, 1] + unmirror_left(left, size[1], window[:, 3], self.flip)
-        return self.replace(window=join_columns([window[:, 0] + top, left, top * 0 + size[0], top * 0 + size[1]]))
+        return replace(self, window=join_columns([window[:, 0] + top, left, top * 0 + size[0], top * 0 + size[1]]))
 
     def find_visible_box(self, name: str) -> Array:
         """Returns the box of source pixels that these crops show, int64 ``(B, 4)``, for the operation ``name``.

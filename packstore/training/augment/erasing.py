@@ -18,7 +18,7 @@ from packstore.training.augment.colour import seed_parameters
 from packstore.training.augment.crop import fill_like
 from packstore.training.augment.kernels import IMAGENET_BYTES
 from packstore.training.augment.program_operation import ProgramOperation
-from packstore.training.random_draws import Array, Draws, chance, log_uniform, normal, pick_attempt
+from packstore.training.random_draws import Array, Draws, chance, draw_box_sides, normal, pick_first_fitting
 
 _ATTEMPTS = 10
 _DRAWS = 2 * _ATTEMPTS + 9
@@ -108,15 +108,10 @@ class RandomErasing(ProgramOperation):
     def _draw_fitting_sizes(self, draws: Draws, size: Size, count: Any, draw: int, first: int, attempts: int) -> Any:
         """Returns height and width of the first of ``attempts`` boxes that fits, and whether one does, per image."""
         height, width = size
-        low, high = self.scale
-        uniform = draws.uniform(draw + 2 * first, 2 * attempts)
-        area = height * width * (uniform[0::2] * (high - low) + low) / count
-        ratio = log_uniform(uniform[1::2], *self.ratio)
-        heights, widths = np.sqrt(area * ratio).round(), np.sqrt(area / ratio).round()
-        fits = (heights < height) & (widths < width)
-        # If none fits, argmax is 0, and height and width are meaningless.
-        chosen = fits.argmax(0)
-        return *(pick_attempt(each, chosen).astype(np.int64) for each in (heights, widths)), fits.any(0)
+        heights, widths = draw_box_sides(
+            draws, draw + 2 * first, attempts, total=height * width, scale=self.scale, ratio=self.ratio, parts=count
+        )
+        return pick_first_fitting((heights < height) & (widths < width), heights, widths)
 
     def _draw_box_steps(self, draws: Draws, size: Size, count: Any, draw: int) -> Program:
         """Draws a box for each image, and its values."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,7 +29,16 @@ from packstore.training.augment.base import (
 )
 from packstore.training.augment.crop import crop, mirror_images, pad_constant
 from packstore.training.augment.resample import crop_and_resize, resize
-from packstore.training.random_draws import MASK, Array, Draws, chance, log_uniform, pick_attempt, to_float64, to_int64
+from packstore.training.random_draws import (
+    MASK,
+    Array,
+    Draws,
+    chance,
+    draw_box_sides,
+    pick_first_fitting,
+    to_float64,
+    to_int64,
+)
 
 
 class ResizingOperation(GeometricOperation):
@@ -197,7 +206,7 @@ class CenterCrop(FixedSizeOperation):
         """Cuts a centred window of this size from the present window, which may be smaller. Draws nothing."""
         rows, columns = self._size_pair
         top, left = find_centred_start(crops.window[:, 2], rows), find_centred_start(crops.window[:, 3], columns)
-        return crops.replace(fill=self.convert_colour(0)).cut_window(top, left, self._size_pair)
+        return replace(crops, fill=self.convert_colour(0)).cut_window(top, left, self._size_pair)
 
 
 @dataclass(frozen=True)
@@ -300,7 +309,7 @@ class RandomCrop(FixedSizeOperation):
             tall, wide = (rows - window[:, 2]).clip(0), (columns - window[:, 3]).clip(0)
             top = draws.integers(window[:, 2] + 2 * tall - rows + 1, 0) - tall
             left = draws.integers(window[:, 3] + 2 * wide - columns + 1, 1) - wide
-            return crops.replace(fill=self.convert_colour(self.fill)).cut_window(top, left, self._size_pair)
+            return replace(crops, fill=self.convert_colour(self.fill)).cut_window(top, left, self._size_pair)
         small = (window[:, 2] + 2 * padding < rows) | (window[:, 3] + 2 * padding < columns)
         if isinstance(small, np.ndarray) and small.any():
             at = int(small.argmax())
@@ -313,7 +322,7 @@ class RandomCrop(FixedSizeOperation):
         top = draws.integers(window[:, 2] + 2 * padding - rows + 1, 0) - padding
         left = draws.integers(window[:, 3] + 2 * padding - columns + 1, 1) - padding
         if padding:
-            crops = crops.replace(pads=self.padding_mode, fill=self.convert_colour(self.fill))
+            crops = replace(crops, pads=self.padding_mode, fill=self.convert_colour(self.fill))
         return crops.cut_window(top, left, self._size_pair)
 
     @property
@@ -371,12 +380,14 @@ class RandomResizedCrop(FixedSizeOperation, ResizingOperation):
                 draws[left], height[left], width[left], _FIRST_ATTEMPTS, _ATTEMPTS - _FIRST_ATTEMPTS
             )
             rows[left], columns[left], fit[left] = others
-        if not here or not fit.all():
+        all_fit = here and fit.all()
+        if not all_fit:
             whole_rows, whole_columns = self._find_central_size(height, width)
             rows, columns = where(fit, rows, whole_rows), where(fit, columns, whole_columns)
         spare = (np.stack if here else torch.stack)([height - rows, width - columns])
+        drawn = draws.integers(spare + 1, 2 * _ATTEMPTS, 2)
         # Boxes that no attempt has drawn lie in the middle.
-        top, left = where(fit, draws.integers(spare + 1, 2 * _ATTEMPTS, 2), spare // 2)
+        top, left = drawn if all_fit else where(fit, drawn, spare // 2)
         size = join_columns([height * 0 + self._size_pair[0], width * 0 + self._size_pair[1]])
         boxes = join_columns(
             [box[:, 0] + top, box[:, 1] + unmirror_left(left, columns, width, crops.flip), rows, columns]
@@ -388,16 +399,11 @@ class RandomResizedCrop(FixedSizeOperation, ResizingOperation):
         self, draws: Draws, height: Array, width: Array, first: int, count: int
     ) -> tuple[Array, Array, Array]:
         """Returns height and width of the first of ``count`` boxes that fits, and whether one does, per image."""
-        low, high = self.scale
-        uniform = draws.uniform(2 * first, 2 * count)
-        areas = to_float64(height * width) * (uniform[0::2] * (high - low) + low)
-        ratios = log_uniform(uniform[1::2], *self.ratio)
-        widths = to_int64(((areas * ratios) ** 0.5).round())
-        heights = to_int64(((areas / ratios) ** 0.5).round())
+        widths, heights = draw_box_sides(
+            draws, 2 * first, count, total=height * width, scale=self.scale, ratio=self.ratio
+        )
         fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
-        # If none fits, argmax is 0, and height and width are meaningless.
-        chosen = fits.argmax(0) if isinstance(fits, np.ndarray) else fits.byte().argmax(0)
-        return pick_attempt(heights, chosen), pick_attempt(widths, chosen), fits.any(0)
+        return pick_first_fitting(fits, heights, widths)
 
     def _find_central_size(self, height: Array, width: Array) -> tuple[Array, Array]:
         """Returns height and width of the largest box in each image whose aspect ratio is in :attr:`ratio`."""
@@ -505,4 +511,4 @@ class RandomHorizontalFlip(GeometricOperation):
         """Returns ``crops`` with the drawn images mirrored."""
         flags = self.flip_mask(draws)
         # A second flip turns an image back.
-        return crops.replace(flip=flags if crops.flip is None else crops.flip ^ flags)
+        return replace(crops, flip=flags if crops.flip is None else crops.flip ^ flags)

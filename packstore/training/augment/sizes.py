@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -248,7 +248,7 @@ class Pad(GeometricOperation):
         (left, top, right, bottom), fill = self._paddings, self.convert_colour(self.fill)
         zero = crops.window[:, 2] * 0
         size: tuple[Any, Any] = (crops.window[:, 2] + top + bottom, crops.window[:, 3] + left + right)
-        return crops.replace(pads=self.padding_mode, fill=fill).cut_window(zero - top, zero - left, size)
+        return replace(crops, pads=self.padding_mode, fill=fill).cut_window(zero - top, zero - left, size)
 
     @property
     def pads(self) -> PaddingMode:
@@ -329,7 +329,7 @@ class RandomZoomOut(_ImageByImage):
         left, top = (
             to_int64(to_float64(more) * draws.uniform(draw)) for draw, more in ((2, wide - width), (3, tall - height))
         )
-        return crops.replace(fill=self.convert_colour(self.fill)).cut_window(-top, -left, (tall, wide))
+        return replace(crops, fill=self.convert_colour(self.fill)).cut_window(-top, -left, (tall, wide))
 
 
 _MOST_TRIALS = 10_000
@@ -383,7 +383,7 @@ class RandomIoUCrop(_ImageByImage):
 
         Images without boxes stay whole. ``draws`` are numpy."""
         crops = Crops.full(sizes)
-        crops = crops.replace(window=crops.window.copy())
+        crops = replace(crops, window=crops.window.copy())
         bounds = np.searchsorted(boxes.rows, np.arange(len(sizes) + 1)).tolist()
         for row, (first, stop) in enumerate(itertools.pairwise(bounds)):
             if first < stop:

@@ -307,7 +307,7 @@ class PackedLoader(LoaderParts):
         with closing(batches_of) as batches, stage as run_stage, announcing as announced:
             for batch in batches:  # enumerate would hold the batch
                 first += 1
-                self.pipeline.stats.add_batch(batch.images, batch.skipped)
+                self.pipeline.stats.add(batches=1, images=batch.images, skipped=batch.skipped)
                 item, ids = batch.item, batch.ids
                 del batch
                 if run_stage is not None and ids is not None:

@@ -85,7 +85,7 @@ class Assembler:
         form: Format of a row, or of a crop in a row.
     """
 
-    _stage = "decode"
+    _stage = "decode_seconds"
 
     def __init__(
         self,
@@ -258,8 +258,7 @@ class Assembler:
         else:
             read = perf_counter()
             plan.take_group_rows(group, share.rows)
-        self._stats.add_seconds("read", read - start)
-        self._stats.add_seconds("decode", perf_counter() - read)
+        self._stats.add(read_seconds=read - start, decode_seconds=perf_counter() - read)
         return plan
 
     def _plan_batch(self, plan: BatchPlan) -> float:
@@ -356,7 +355,7 @@ class Assembler:
         """
         start = perf_counter()
         failed = self._write_rows(plan, first, stop, skip)
-        self._stats.add_seconds(self._stage, perf_counter() - start)
+        self._stats.add(**{self._stage: perf_counter() - start})
         return failed
 
     def _write_rows(self, plan: BatchPlan, first: int, stop: int, skip: Set[int]) -> list[int]:
@@ -385,7 +384,7 @@ class Assembler:
                 failed.append(self._note_error(plan, row, wrong))
         if self._images.are_files:
             left_out.update(failed)
-            self._stats.add_decoded(stop - first - sum(first <= row < stop for row in left_out))
+            self._stats.add(decoded=stop - first - sum(first <= row < stop for row in left_out))
         # This thread waited for the disk: the next batches are read ahead again.
         if _count_major_faults() - faults > stop - first:
             self._images.cold = COLD_BATCHES
@@ -398,7 +397,7 @@ class Assembler:
         engine, count = get_engine(), self._crops_per_record
         refused = engine.run(plan.requests, first * count, stop * count, self._max_pixels)
         if engine.unindexed:
-            self._stats.add_decoded(0, engine.unindexed)
+            self._stats.add(unindexed=engine.unindexed)
         rows: list[int] = (first + np.unique(np.flatnonzero(refused) // count)).tolist()
         return rows
 
@@ -417,7 +416,7 @@ class Assembler:
                 box = map_to_stored_box(box, turn, *plan.sizes[row].tolist())
             part = upright(images.decode_crop(plan.buffers[row], box, header), turn)
             whole = np.array([(0, 0, *part.shape[:2])])
-            replace(look, crops=look.crops.replace(box=whole)).write_alone(0, part, None, column, images.mode)
+            replace(look, crops=replace(look.crops, box=whole)).write_alone(0, part, None, column, images.mode)
             return None
         pixels = upright(images.read_pixels(plan.numbers[row], plan.buffers[row], header), turn)
         if self._is_taken and plan.requests is not None:  # refused, but its shape is right

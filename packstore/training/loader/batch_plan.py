@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.errors import StoreError
+from packstore.core.errors import CorruptRecordError, StoreError
 from packstore.core.proof import Proof
 from packstore.images.engine import Requests
 from packstore.images.sniff import ImageInfo
@@ -121,12 +121,15 @@ class PendingChecksums:
         """
         for place in range(bisect_left(self.rows, first), bisect_left(self.rows, first + len(images))):
             row = self.rows[place]
+            if row in skip:
+                continue
             image, record = images[row - first], int(self.records[row])
             if self.reader.converts_images:
                 image = self.reader.unchecked_reader.read_stored_image(record)
-            comparison = self.proof.compare_image(record, image, self.expected[place])
-            if comparison.differs and row not in skip:
-                yield row, self.proof.error(record, comparison)
+            try:
+                self.proof.check_image(record, image, self.expected[place])
+            except CorruptRecordError as error:
+                yield row, error
 
 
 class ChecksumPolicy:
@@ -153,13 +156,10 @@ class ChecksumPolicy:
         self._proof = Proof(reader.manifest.columns, reader.unchecked_reader.value)
         self._checks_images = checksums != "never"
         self._share = 1 if checksums == "always" or reader.manifest.holds_files else ARRAY_SHARE
+        stored = reader.manifest.columns
+        names = {each.name for column in stored if column.name in columns for each in (column, *column.companions)}
         # Other columns are verified one value at a time, when they are read.
-        names: set[str] = set()
-        for column in map(reader.manifest.column, columns):
-            names |= {column.name, *(companion.name for companion in column.companions)}
-        self._names = [
-            c.name for c in reader.manifest.columns[1:] if c.name in names and (c.kind == "fixed" or c.name == "key")
-        ]
+        self._names = [c.name for c in stored[1:] if c.name in names and (c.kind == "fixed" or c.name == "key")]
 
     def choose_checksums(self, records: NDArray[np.int64], epoch: int, every: bool) -> PendingChecksums:
         """Chooses the image checksums to verify for a batch.
@@ -171,7 +171,7 @@ class ChecksumPolicy:
             epoch: Number of the epoch.
             every: Choose all images, also of arrays, unless none are verified.
         """
-        faults = self._reader.find_faults(records, self._names)
+        faults = self._reader.rows.find_faults(records, self._names)
         by_row = (
             {row: faults[record] for row, record in enumerate(records.tolist()) if record in faults} if faults else {}
         )

@@ -19,7 +19,7 @@ from packstore.training.values import as_numpy
 class CopyAssembler(Assembler):
     """Copies whole images of a memory-mapped array, and normalises them into batch buffers."""
 
-    _stage = "read"
+    _stage = "read_seconds"
 
     def __init__(
         self, images: MappedImages, max_pixels: int, stats: Stats, checks: ChecksumPolicy | None, form: RowFormat

@@ -161,6 +161,8 @@ class DeviceSteps:
             epoch: Epoch of random operations.
             ids: The same ids on the host, if they are known there: some operations need them, and wait without.
         """
+        if not self._operations:  # they run while decoding
+            return images
         draws = Draws(self._seed, epoch, records, on_cpu=ids)
         return apply_operations(self._operations, images, draws, self._first)
 

@@ -92,7 +92,8 @@ class Pipeline:
         self.seed = options.draws_seed
         self.stats = Stats(self.fetches)
         self._resident = resident
-        image, mode = dataset.manifest.image, dataset.reading.pixels
+        self._image = image = dataset.manifest.image
+        mode = dataset.reading.pixels
         stored = stored_format(image, mode)
         lists = [options.augment] if options.views is None else [view.operations for view in options.views.parts]
         for operations in lists if options.pre_transform is None else ():  # a function that may convert the images
@@ -141,7 +142,7 @@ class Pipeline:
     def _new_main_assembler(self) -> Assembler:
         """Creates the assembler of the column ``image``. Its class depends on the store, the views and the sizes of
         images."""
-        image, division, alone = self.dataset.manifest.image, self.division, not self.columns.carried
+        image, division, alone = self._image, self.division, not self.columns.carried
         decoder = self.dataset.decoder
         checks = ChecksumPolicy(self.dataset.reader, self.dataset.checksums, self.dataset.columns)
         if self.views is not None and self.views.looks:
@@ -163,8 +164,8 @@ class Pipeline:
             )
             return Assembler(images, [look], decoder.max_pixels, self.stats, alone, checks)
         if self._resident:
-            return self._new_assembler(image, (), alone, checks)
-        return self._new_assembler(image, division.crops, alone, checks, division.form, division.programs)
+            return self._new_assembler(image, decoder, (), alone, checks)
+        return self._new_assembler(image, decoder, division.crops, alone, checks, division.form, division.programs)
 
     def _at_decoding(self, image: Column) -> tuple[GeometricOperation, ...]:
         """Returns the first operations of ``augment`` that run as crops while images of this column are decoded."""
@@ -189,6 +190,7 @@ class Pipeline:
     def _new_assembler(
         self,
         column: Column,
+        decoder: Decoder,
         operations: tuple[GeometricOperation, ...],
         alone: bool,
         checks: ChecksumPolicy | None = None,
@@ -196,7 +198,7 @@ class Pipeline:
         programs: tuple[Any, ...] = (),
     ) -> Assembler:
         """Creates the assembler of a column of images that come out in one size."""
-        decoder, stats = self.dataset.decoder_of(column), self.stats
+        stats = self.stats
         made = bool(operations or programs or form is not None) and engine_takes(column, operations)
         # Columns beside the main one are read record by record.
         images = self._make_image_reader(column, decoder, mapped=column.name == "image" and (made or not operations))
@@ -219,7 +221,7 @@ class Pipeline:
 
     def _new_further_assembler(self, column: Column) -> Assembler:
         """Creates the assembler of a column of images beside the main one."""
-        return self._new_assembler(column, self._at_decoding(column), alone=False)
+        return self._new_assembler(column, self.dataset.decoder_of(column), self._at_decoding(column), alone=False)
 
     def _convert_further_images(
         self, column: Column, images: torch.Tensor, ids: torch.Tensor, epoch: int

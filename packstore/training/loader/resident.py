@@ -145,7 +145,7 @@ class Resident:
                 columns: dict[str, Any] = {name: c.index_select(0, own) for name, c in self._numbers.items()}
                 if with_keys:
                     columns["key"] = [pipeline.dataset.reader.key(i) for i in (record_ids[rows] & MASK).tolist()]
-                pipeline.stats.add_seconds("augment", perf_counter() - start - pipeline.stats.take_timed())
+                pipeline.stats.add(augment_seconds=perf_counter() - start - pipeline.stats.take_timed())
                 # No variable here: it would hold the batch while the next is made.
                 yield LoadedBatch(self._make_item(batch, columns, ids, record_ids, rows, epoch), size, skip)
                 start = perf_counter()

@@ -11,6 +11,7 @@ from time import perf_counter
 from packstore.stores.records import FetchCounts
 
 STAGES = ("wait", "read", "decode", "augment", "per_image", "copy")
+_COUNTS = ("images", "batches", "skipped", "unindexed", "decoded")
 
 
 class Stats:
@@ -39,15 +40,26 @@ class Stats:
         ``fetches``: counts of remote readers. They continue, and their present values are subtracted later."""
         with self._lock:
             self._before = [(counts, replace(counts)) for counts in fetches]
-            self._seconds = dict.fromkeys(STAGES, 0.0)
-            self._images = self._batches = self._skipped = self._unindexed = self._decoded = 0
+            self._sums: dict[str, float] = {
+                **dict.fromkeys(_COUNTS, 0),
+                **{f"{stage}_seconds": 0.0 for stage in STAGES},
+            }
             self._started: float | None = None
             self._ended: float | None = None
 
-    def add_seconds(self, stage: str, seconds: float) -> None:
-        """Adds ``seconds`` to the sum of a stage, one of :data:`STAGES`."""
+    def add(self, **amounts: float) -> None:
+        """Adds to sums by their names in :meth:`snapshot`. The latest of ``batches`` ends :meth:`snapshot`'s seconds.
+
+        - ``images``, ``batches``, ``skipped``: of finished batches.
+        - ``decoded``: image files that were decoded, whole or in part.
+        - ``unindexed``: images whose seek index was invalid: positions in a JPEG file from which crops are decoded.
+        - ``wait_seconds`` and so on: of a stage, one of :data:`STAGES`.
+        """
         with self._lock:
-            self._seconds[stage] += seconds
+            for name, amount in amounts.items():
+                self._sums[name] += amount
+            if "batches" in amounts:
+                self._ended = perf_counter()
 
     @contextmanager
     def measure(self, stage: str) -> Iterator[None]:
@@ -57,7 +69,7 @@ class Stats:
             yield
         finally:
             elapsed = perf_counter() - start
-            self.add_seconds(stage, elapsed - self.take_timed())
+            self.add(**{f"{stage}_seconds": elapsed - self.take_timed()})
             self._thread.seconds = before + elapsed
 
     def take_timed(self) -> float:
@@ -66,27 +78,10 @@ class Stats:
         self._thread.seconds = 0.0
         return seconds
 
-    def add_decoded(self, images: int, unindexed: int = 0) -> None:
-        """Counts image files that were decoded, whole or in part.
-
-        ``unindexed``: images whose seek index was invalid: positions in a JPEG file from which crops are decoded."""
-        with self._lock:
-            self._decoded += images
-            self._unindexed += unindexed
-
     def start_clock(self) -> None:
         """Starts the clock; only the first call after a reset has an effect."""
         if self._started is None:
             self._started = perf_counter()
-
-    def add_batch(self, images: int, skipped: int = 0) -> None:
-        """Counts a finished batch, its images and its skipped records. The time of the latest batch ends
-        :meth:`snapshot`'s seconds."""
-        with self._lock:
-            self._batches += 1
-            self._images += images
-            self._skipped += skipped
-            self._ended = perf_counter()
 
     def snapshot(self, fetches: Sequence[FetchCounts] = ()) -> dict[str, float]:
         """Returns all sums by name, for :meth:`packstore.PackedLoader.stats`.
@@ -96,14 +91,10 @@ class Stats:
         with self._lock:
             elapsed = self._ended - self._started if self._started is not None and self._ended is not None else 0.0
             return {
-                "images": self._images,
-                "batches": self._batches,
-                "skipped": self._skipped,
-                "unindexed": self._unindexed,
-                "decoded": self._decoded,
+                **{name: self._sums[name] for name in _COUNTS},
                 "seconds": elapsed,
-                "images_per_second": self._images / elapsed if elapsed else 0.0,
-                **{f"{stage}_seconds": value for stage, value in self._seconds.items()},
+                "images_per_second": self._sums["images"] / elapsed if elapsed else 0.0,
+                **{name: value for name, value in self._sums.items() if name not in _COUNTS},
                 **self._fetch_sums(fetches),
             }
 

@@ -59,7 +59,7 @@ class StoredImages(ABC):
         ``ahead``: ask the operating system to read a main image's bytes ahead; those of other columns are read."""
         if not self.is_main:
             return read_stored_bytes(self.reader, self.column, record)
-        view = self._unchecked.view(record)
+        view = self._unchecked.rows.view(record)
         if ahead:
             read_ahead(view)
         return view
@@ -69,7 +69,9 @@ class StoredImages(ABC):
 
         Raises :class:`PackstoreError` if any read fails. Does not verify the bytes of main images: a later stage does.
         """
-        return self._unchecked.views(records) if self.is_main else [self.view(record) for record in records.tolist()]
+        return (
+            self._unchecked.rows.views(records) if self.is_main else [self.view(record) for record in records.tolist()]
+        )
 
     @abstractmethod
     def make_requests(self, plan: BatchPlan) -> Requests | None:
@@ -104,7 +106,7 @@ class FileImages(StoredImages):
 
     def __init__(self, reader: Reader, column: Column, decoder: Decoder, exif_transpose: bool) -> None:
         """``exif_transpose`` applies the EXIF orientation of files."""
-        super().__init__(reader, column, decoder.reading.pixels)
+        super().__init__(reader, column, decoder.mode)
         self._decoder = decoder
         self._exif_transpose = exif_transpose
 

@@ -292,7 +292,7 @@ class BatchJob:
             while self._copies is not None and self._copies.refetch(self._list_errors(), self._given & MASK):
                 self._start_again(ring)
                 self._wait_for_slices()
-            self._pipeline.stats.add_seconds("wait", perf_counter() - start)
+            self._pipeline.stats.add(wait_seconds=perf_counter() - start)
             if self._slot.shipment is None or self._torch_modes != _torch_modes():
                 self._send(ring)
             assert self._slot.shipment is not None
