@@ -118,8 +118,8 @@ MUTATIONS = [
     Mutation("jpeg/headers.c", "reading->adobe_transform == 1", "reading->adobe_transform == 2"),
     Mutation("jpeg/headers.c", "if (headers->component[i].id != i + 1)", "if (0)"),
     Mutation("jpeg/headers.c", "if (end - at < 14 || at[5] != 1)", "if (end - at < 14)"),
-    Mutation("jpeg/headers.c", "if (luma->h > 2 || luma->v > 2)", "if (luma->h > 4 || luma->v > 2)"),
-    Mutation("jpeg/headers.c", "if (headers->component[i].h != 1 || headers->component[i].v != 1)", "if (0)"),
+    Mutation("jpeg/headers.c", "component[i].h > most", "component[i].h > (i ? 1 : 4)"),
+    Mutation("jpeg/headers.c", "int most = i ? 1 : 2;", "int most = i ? 4 : 2;"),
     Mutation("jpeg/headers.c", "length > nbytes - at - 2)", "0)"),
     # Entropy decoding: C.2 and F.2.2
     Mutation("jpeg/tables.c", "bits < 1u << size >> 1 ?", "bits <= 1u << size >> 1 ?"),
@@ -204,11 +204,11 @@ MUTATIONS = [
     Mutation("jpeg/pixels.c", "if (columns <= 2)", "if (columns <= 1)"),
     Mutation(
         "jpeg/pixels.c",
-        "kernels->widen(wide, sums, stop - first, 8, 7, 4)",
-        "kernels->widen(wide, sums, stop - first, 8, 8, 4)",
+        "v == 2 ? 7 : 2",
+        "v == 2 ? 8 : 2",
     ),
     Mutation("jpeg/pixels.c", "y & 1 ? 2 : 1", "y & 1 ? 1 : 2"),
-    Mutation("jpeg/pixels.c", "far = far < 0 ? 0 : far >= rows ? rows - 1 : far;", "far = far < 0 ? 0 : far;"),
+    Mutation("jpeg/pixels.c", "smaller(near + 1, rows - 1)", "near + 1"),
     Mutation("jpeg/pixels.c", "int64_t above = !gray && headers->mcu_height > 8,", "int64_t above = 0,"),
     Mutation("jpeg/pixels.c", "beside = !gray && headers->mcu_width > 8;", "beside = 0;"),
     # Rows that become pixels while others are decoded

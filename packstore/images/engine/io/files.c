@@ -183,13 +183,10 @@ EXPORT void packstore_engine_stat_files(int directory, const char *names, int64_
 {
     for (int64_t n = 0; n < count; n++) {
         struct stat found;
-        facts[0] = facts[1] = facts[2] = 0;
-        if (!facts_at(directory, names, &found)) {
-            bool file = S_ISREG(found.st_mode);
-            facts[0] = file ? (int64_t)found.st_size : -1;
-            facts[1] = file ? nanoseconds(found.st_mtim) : 0;
-            facts[2] = file ? nanoseconds(found.st_ctim) : 0;
-        }
+        bool exists = !facts_at(directory, names, &found), file = exists && S_ISREG(found.st_mode);
+        facts[0] = file ? (int64_t)found.st_size : -exists;
+        facts[1] = file ? nanoseconds(found.st_mtim) : 0;
+        facts[2] = file ? nanoseconds(found.st_ctim) : 0;
         names += strlen(names) + 1;
         facts += 3;
     }

@@ -122,13 +122,11 @@ static enum outcome read_application(struct reading *reading, int marker, const 
 static enum outcome lay_out(struct headers *headers)
 {
     struct component *luma = &headers->component[0];
-    if (headers->components == 1) {
+    if (headers->components == 1)
         luma->h = luma->v = 1; /* a scan of one component is not interleaved: A.2.2 */
-    } else {
-        for (int i = 1; i < 3; i++)
-            if (headers->component[i].h != 1 || headers->component[i].v != 1)
-                return REFUSED;
-        if (luma->h > 2 || luma->v > 2)
+    for (int i = 0; i < headers->components; i++) {
+        int most = i ? 1 : 2;
+        if (headers->component[i].h > most || headers->component[i].v > most)
             return REFUSED;
     }
     headers->mcu_height = 8 * luma->v;

@@ -95,10 +95,8 @@ static const uint8_t *chroma_row(struct decoder *decoder, int which, int64_t y, 
     int64_t v = headers->mcu_height / 8, h = headers->mcu_width / 8;
     int64_t rows = (headers->height + v - 1) / v, columns = (headers->width + h - 1) / h; /* A.1.1 */
     int64_t near = y / v, far = near;
-    if (v == 2) {
-        far = y & 1 ? near + 1 : near - 1;
-        far = far < 0 ? 0 : far >= rows ? rows - 1 : far;
-    }
+    if (v == 2) /* the outermost row is its own neighbour */
+        far = y & 1 ? smaller(near + 1, rows - 1) : near - (near > 0);
     const uint8_t *near_row = plane_row(decoder, 1 + which, near), *far_row = plane_row(decoder, 1 + which, far);
     uint8_t *wide = decoder->worker.scratch.wide[which].at;
     if (h == 1) {
@@ -119,10 +117,7 @@ static const uint8_t *chroma_row(struct decoder *decoder, int which, int64_t y, 
     int16_t *sums = (int16_t *)decoder->worker.scratch.sums[which].at + PADDING / 2;
     kernels->blend(sums + 1, near_row + from, far_row + from, to - from, v == 2 ? 3 : 1);
     sums += 1 + first - from;
-    if (v == 2)
-        kernels->widen(wide, sums, stop - first, 8, 7, 4);
-    else
-        kernels->widen(wide, sums, stop - first, 1, 2, 2);
+    kernels->widen(wide, sums, stop - first, v == 2 ? 8 : 1, v == 2 ? 7 : 2, v == 2 ? 4 : 2);
     return wide + (left & 1);
 }
 

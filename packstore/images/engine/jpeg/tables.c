@@ -47,17 +47,12 @@ static enum outcome fill_table(struct huffman *table)
                 continue;
             int size = table->values[p] & 15, span = 1 << (LOOKUP_BITS - length);
             uint32_t advance = advance_of(table->kind, table->values[p]) << K;
-            if (!size || length + size > LOOKUP_BITS) {
-                uint32_t entry =
-                    size ? ESCAPE | (uint32_t)length | advance | (uint32_t)size << 16 : (uint32_t)length | advance;
-                for (int n = 0; n < span; n++)
-                    *at++ = entry;
-                continue;
-            }
-            int each = span >> size;
-            for (int bits = 0; bits < 1 << size; bits++) {
+            bool escapes = length + size > LOOKUP_BITS;
+            for (int n = 0; escapes && n < span; n++)
+                *at++ = ESCAPE | (uint32_t)length | advance | (uint32_t)size << 16;
+            for (int bits = 0; !escapes && bits < 1 << size; bits++) {
                 uint32_t entry = (uint32_t)(length + size) | advance | (uint32_t)extend((uint32_t)bits, size) << 16;
-                for (int n = 0; n < each; n++)
+                for (int n = 0; n < span >> size; n++)
                     *at++ = entry;
             }
         }

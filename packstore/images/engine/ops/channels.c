@@ -64,11 +64,6 @@ INLINE float between(float value, float most)
     return value < most ? value : most;
 }
 
-INLINE float distance(float a, float b)
-{
-    return __builtin_fabsf(a - b);
-}
-
 /* Does adjust_hue_image() without divisions. The position of a hue is counted in multiples of `spread`, not in sixths
  * of the circle. So a channel is the lowest channel plus a part of the spread, as in HSV to RGB. */
 void turn_hue_plain(uint8_t *const planes[3], int64_t count, float shift)
@@ -84,9 +79,9 @@ void turn_hue_plain(uint8_t *const planes[3], int64_t count, float shift)
         at = at + turn * spread;
         at = at + (at < 0 ? circle : 0);
         at = at - (at >= circle ? circle : 0);
-        planes[0][i] = to_byte((low + between(distance(at, spread * 3) - spread, spread)) * back);
-        planes[1][i] = to_byte((low + between(spread * 2 - distance(at, spread * 2), spread)) * back);
-        planes[2][i] = to_byte((low + between(spread * 2 - distance(at, spread * 4), spread)) * back);
+        planes[0][i] = to_byte((low + between(__builtin_fabsf(at - spread * 3) - spread, spread)) * back);
+        planes[1][i] = to_byte((low + between(spread * 2 - __builtin_fabsf(at - spread * 2), spread)) * back);
+        planes[2][i] = to_byte((low + between(spread * 2 - __builtin_fabsf(at - spread * 4), spread)) * back);
     }
 }
 

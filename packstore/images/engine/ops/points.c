@@ -67,6 +67,13 @@ static void do_colour_step(const struct run *run, const struct colour_step *poin
     case STEP_SATURATION: run->kernels->saturate(planes, count, point->factor); break;
     case STEP_HUE: run->kernels->turn_hue(planes, count, point->factor); break;
     case STEP_GRAY: run->kernels->gray(planes, count); break;
+    case STEP_PERMUTE: {
+        uint8_t copy[3 * STRIP];
+        memcpy(copy, planes[0], (size_t)(3 * count)); /* planes follow one another */
+        for (int c = 0; c < 3; c++)
+            memcpy(planes[c], copy + point->order[c] * count, (size_t)count);
+        break;
+    }
     default:
         for (int c = 0; c < 3; c++)
             do_tables(run, point, planes[c], count, c);
@@ -90,19 +97,9 @@ static void flush(struct run *run)
         for (int64_t at = 0, count; (count = smaller(pixels - at, STRIP)) > 0; at += count) {
             uint8_t strip[3 * STRIP], *planes[3];
             take_planes(run, at, count, strip, planes);
-            const uint8_t *shown[3] = {planes[0], planes[1], planes[2]};
-            for (int i = 0; i < run->count; i++) {
-                const struct colour_step *point = &run->points[i];
-                if (point->code != STEP_PERMUTE) {
-                    do_colour_step(run, point, planes, count);
-                    continue;
-                }
-                uint8_t copy[3 * STRIP];
-                memcpy(copy, strip, (size_t)(3 * count));
-                for (int c = 0; c < 3; c++)
-                    memcpy(planes[c], copy + point->order[c] * count, (size_t)count);
-            }
-            run->kernels->join(run->image->at + 3 * at, shown, count);
+            for (int i = 0; i < run->count; i++)
+                do_colour_step(run, &run->points[i], planes, count);
+            run->kernels->join(run->image->at + 3 * at, (const uint8_t *const *)planes, count);
         }
     run->count = 0;
 }
