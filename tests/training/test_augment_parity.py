@@ -369,6 +369,14 @@ def test_colours_of_normalised_images_are_refused() -> None:
     assert set(erased.unique().tolist()) == {0.0, 2.5}
 
 
+def test_boxes_of_an_image_share_its_erased_area() -> None:
+    operation = A.RandomErasing(1, scale=(0.4, 0.4), ratio=(1, 1), value=1, count=4)
+    erased = apply(operation, torch.zeros(64, 3, 40, 40), draws(64))[:, 0].sum((1, 2))
+    square = 13 * 13  # a tenth of the pixels; the four may overlap
+    assert erased.min() > square
+    assert erased.max() <= 4 * square
+
+
 def test_fills_travel_in_flags() -> None:
     for fill in ((0, 0, 0), (255, 255, 255), (1, 2, 3), (0, 0, 200)):
         assert unpack_fill(int(np.int32(pack_warp_flags(1, fill)))) == fill
