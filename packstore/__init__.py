@@ -40,7 +40,20 @@ if TYPE_CHECKING:
     from packstore.checking.reports import RepairReport, SalvageReport, VerifyReport
     from packstore.checking.salvage import salvage
     from packstore.checking.verification import verify
-    from packstore.core.fields import Array, Boxes, Bytes, Image, Images, Json, Keypoints, Label, Labels, Mask, Text
+    from packstore.core.fields import (
+        Array,
+        Boxes,
+        Bytes,
+        Image,
+        Images,
+        Json,
+        Keypoints,
+        Label,
+        Labels,
+        Mask,
+        Segments,
+        Text,
+    )
     from packstore.core.manifest import Manifest
     from packstore.exports.run import ExportReport, export
     from packstore.packing.append import AppendReport, append
@@ -70,7 +83,7 @@ _LAZY = {
         "packstore.checking.reports": "RepairReport SalvageReport VerifyReport",
         "packstore.checking.salvage": "salvage",
         "packstore.checking.verification": "verify",
-        "packstore.core.fields": "Array Boxes Bytes Field Image Images Json Keypoints Label Labels Mask Text",
+        "packstore.core.fields": "Array Boxes Bytes Field Image Images Json Keypoints Label Labels Mask Segments Text",
         "packstore.core.manifest": "Manifest",
         "packstore.exports.run": "ExportReport export",
         "packstore.packing.append": "AppendReport append",
@@ -129,6 +142,7 @@ __all__ = [
     "RepairReport",
     "SalvageReport",
     "SampleError",
+    "Segments",
     "SizeError",
     "SourceError",
     "StoreError",

@@ -10,6 +10,7 @@ type            stored as
 ``labels``      ragged int64: class numbers
 ``boxes``       ragged float32 ``(n, 4)``: left, top, right, bottom in pixels
 ``keypoints``   ragged float32 ``(n, k)`` or ``(n, points, k)``: x, y and with k = 3 visibility
+``segments``    ragged uint8: polygons and run lengths, see :mod:`packstore.core.column_types.segments`
 ``text``        ragged uint8: UTF-8
 ``json``        ragged uint8: JSON in UTF-8
 ``bytes``       ragged uint8

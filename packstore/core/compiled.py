@@ -13,7 +13,7 @@ from packstore.core.errors import EngineError
 
 Library = TypeVar("Library", bound=ctypes.CDLL)
 
-_INTERFACE = 21
+_INTERFACE = 22
 """Version of the interface in ``api.c``, to detect an engine that an older version compiled here."""
 
 FOLDER = Path(__file__).parents[1] / "images" / "engine"
@@ -44,6 +44,8 @@ STRUCTURES = {
         " lowest:n path:32lmdb_step"
     ),
     "lmdb_row": "code:q a:q b:q c:q",
+    "view": "top:n left:n height:n width:n stride:n mirrored:n top_of_mask:n left_of_mask:n",
+    "shown": "rows:p columns:p height:n width:n image_height:n image_width:n",
 }
 """Fields of the structures that Python and the engine share: each a name, and a letter of ``_TYPES`` or a structure,
 after the number of elements of an array. In the order of ``packstore_engine_layout`` in ``api.c``."""
@@ -65,6 +67,7 @@ _FUNCTIONS = {
     "locate_lmdb_records": "ppnppp n",
     "walk_lmdb": "ppnn n",
     "png": "pnpnnni i",
+    "segments": "pnpppppn i",
 }
 """Types of the arguments and, after a space, of the result of each exported function: letters of ``_TYPES``."""
 _WITH_GIL = {"is_plain": "snn i", "locate_lmdb_record": "pnp n"}

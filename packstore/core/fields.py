@@ -23,6 +23,7 @@ from packstore.core.column_types.pictures import MASK_DTYPES, VOLUME_DTYPES, Pic
 from packstore.core.column_types.pictures import Image as Image
 from packstore.core.column_types.pictures import Images as Images
 from packstore.core.column_types.pictures import Mask as Mask
+from packstore.core.column_types.segments import Segments as Segments
 from packstore.core.columns import INTERNAL, ITEM_SIZE, Column
 from packstore.core.errors import ManifestError, UsageError, printable
 from packstore.core.registry import COLUMN_TYPES

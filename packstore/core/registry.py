@@ -189,6 +189,7 @@ COLUMN_TYPES = Registry(
     {
         **_list_at("packstore.core.column_types.pictures:{NAME}", "image images mask"),
         **_list_at("packstore.core.column_types.numbers:{NAME}", "label labels boxes keypoints"),
+        **_list_at("packstore.core.column_types.segments:{NAME}", "segments"),
         **_list_at("packstore.core.column_types.objects:{NAME}", "text json bytes"),
         **_list_at("packstore.core.column_types.numbers:{NAME}", "array"),
         **_list_at("packstore.core.column_types.pictures:{NAME}", "volume clip"),

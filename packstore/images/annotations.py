@@ -93,7 +93,8 @@ class Turn:
             file = column.layout is None
             return self.move_mask_file(bytes(value)) if file else self.move_pixels(np.asarray(value))
         if column.traits.is_object:
-            return self._move_shapes(value, fractions=column.name == "polygons")
+            # YOLO's polygons were a JSON column before there were segments.
+            return self._move_shapes(value, column.coordinates == "fractions" or column.name == "polygons")
         rows = np.asarray(from_stored(column, to_stored(column, value)))
         return column.traits.move_rows(column, rows, np.zeros(len(rows), np.int64), self)[0]
 
@@ -117,7 +118,7 @@ class Turn:
         return turn_points(np.asarray(points, np.float64), self.orientation, self.width - last, self.height - last)
 
     def _move_shapes(self, value: Any, fractions: bool) -> Any:
-        """Moves the shapes in a JSON column: COCO's annotations or segmentations, or YOLO's polygons, in fractions."""
+        """Moves segments, in pixels or fractions of the sides; and shapes in JSON, as COCO's annotations have them."""
         if isinstance(value, dict):
             image = value.get("image")
             if isinstance(image, dict) and swaps_sides(self.orientation) and {"width", "height"} <= image.keys():
@@ -125,10 +126,8 @@ class Turn:
             return {name: self._move_coco_entries(each) for name, each in value.items()}
         if not isinstance(value, list):
             return value
-        if fractions:
-            turn = Turn(self.orientation, 1, 1)
-            return [turn.move_polygon(each) if each else each for each in value]
-        return [self._move_segmentation(each) for each in value]
+        rings = Turn(self.orientation, 1, 1) if fractions else self
+        return [self._move_segmentation(each, rings) for each in value]
 
     def _move_coco_entries(self, value: Any) -> Any:
         """Moves a list of annotations in COCO's form, or the segments of a panoptic mask."""
@@ -144,7 +143,7 @@ class Turn:
             return entry
         moved = dict(entry)
         if "segmentation" in entry:
-            moved["segmentation"] = self._move_segmentation(entry["segmentation"])
+            moved["segmentation"] = self._move_segmentation(entry["segmentation"], self)
         # With the names of COCO-WholeBody (https://github.com/jin-s13/COCO-WholeBody), such as face_box and foot_kpts.
         for name, value in entry.items():
             if not isinstance(value, list) or not all(isinstance(n, (int, float)) for n in value):
@@ -157,10 +156,14 @@ class Turn:
                 moved[name] = self.move_points(points, np.zeros(0, np.int64)).ravel().tolist()
         return moved
 
-    def _move_segmentation(self, shape: Any) -> Any:
-        """Moves polygons or run lengths in COCO's form. Returns anything else unchanged."""
+    def _move_segmentation(self, shape: Any, rings: Turn) -> Any:
+        """Moves a shape in the form of segments or of COCO, its coordinates by ``rings``. Returns anything else
+        unchanged."""
         if isinstance(shape, list):
-            return [self.move_polygon(each) if isinstance(each, list) else each for each in shape]
+            is_ring = shape and not isinstance(shape[0], list)
+            return rings.move_polygon(shape) if is_ring else [rings.move_polygon(each) for each in shape]
+        if isinstance(shape, dict) and "even_odd" in shape:
+            return {"even_odd": [rings.move_polygon(each) for each in shape["even_odd"]]}
         if isinstance(shape, dict) and {"size", "counts"} <= shape.keys():
             mask = np.zeros((self.height, self.width), np.uint8)
             fill_run_lengths(shape, mask)

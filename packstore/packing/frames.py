@@ -335,7 +335,7 @@ def _read_mask_size(column: Column, value: Any) -> Size | None:
 def _find_frame_of_extent(column: Column, sample: Sample, size: Size) -> str | None:
     """Returns the only frame whose image contains all coordinates, or None."""
     value = sample.values[column.name]
-    if sample.relative or column.coordinates is None:
+    if sample.relative or column.coordinates is None or column.traits.is_object:
         return None
     points = np.asarray(value, np.float64).reshape(-1, len(column.coordinates or ""))
     points = points.reshape(-1, 2) if column.coordinates == "xyxy" else points[:, :2]
@@ -356,19 +356,24 @@ def _scale_to_stored_size(
     ratio = size[0] / size[1]
     for name, frame in frames.items():
         coordinates = columns[name].coordinates
-        if frame == STORED and coordinates is not None:
-            scale = np.ones(len(coordinates))
-            scale[: 4 if coordinates == "xyxy" else 2] = [ratio, 1 / ratio] * (2 if coordinates == "xyxy" else 1)
-            values[name] = np.asarray(values[name], np.float64) * scale
-        elif frame == STORED and name == "segmentations" and isinstance(values[name], list):
-            values[name] = [_scale_polygons(shapes, ratio) for shapes in values[name]]
+        if frame != STORED or coordinates is None:
+            continue
+        if columns[name].traits.is_object:
+            if coordinates == "pixels" and values[name] is not None:
+                values[name] = [_scale_shape(shape, ratio) for shape in values[name]]
+            continue
+        scale = np.ones(len(coordinates))
+        scale[: 4 if coordinates == "xyxy" else 2] = [ratio, 1 / ratio] * (2 if coordinates == "xyxy" else 1)
+        values[name] = np.asarray(values[name], np.float64) * scale
 
 
-def _scale_polygons(shapes: Any, ratio: float) -> Any:
-    """Scales polygons ``x, y, x, y …`` by a ratio of the sides; anything else stays unchanged."""
-    if not isinstance(shapes, list):
-        return shapes
-    return [[n / ratio if place % 2 else n * ratio for place, n in enumerate(flat)] for flat in shapes]
+def _scale_shape(shape: Any, ratio: float) -> Any:
+    """Scales the rings of a shape by a ratio of the sides; anything else stays unchanged."""
+    if isinstance(shape, dict):
+        return {name: _scale_shape(each, ratio) for name, each in shape.items()} if "even_odd" in shape else shape
+    if shape is None:
+        return None
+    return [[n / ratio if place % 2 else n * ratio for place, n in enumerate(ring)] for ring in shape]
 
 
 Size = tuple[int, int]

@@ -135,8 +135,7 @@ class ValueConverter:
     def _check_row_count(self, key: str, column: Column, stored: Mapping[str, Any]) -> None:
         """Raises :class:`SampleError` if a column that describes boxes does not have one row for each box."""
         boxes = next(each for each, _ in self._columns if each.name == column.parallel)
-        rows = len(stored[column.name]) // column.record_nbytes
-        expected = len(stored[boxes.name]) // boxes.record_nbytes
+        rows, expected = (each.traits.count_rows(each, stored[each.name]) for each in (column, boxes))
         if rows != expected:
             raise SampleError(
                 key, f"{column.name!r} has {rows} rows and {boxes.name!r} has {expected}; expected as many"

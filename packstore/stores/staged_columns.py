@@ -393,7 +393,8 @@ def check_batch(columns: Sequence[Column], values: Mapping[str, Any], image_size
             _raise_for_first(filled & ~values[column.valid_name], first, what)
         if column.parallel is not None:
             boxes = by_name[column.parallel]
-            rows, wanted = (sizes[c.name] // c.record_nbytes for c in (column, boxes))
+            wanted = sizes[boxes.name] // boxes.record_nbytes
+            rows = np.array([column.traits.count_rows(column, value) for value in values[column.name]], np.int64)
             what = f"has {{}} rows of {column.name!r}, and {{}} of {boxes.name!r}"
             _raise_for_first(rows != wanted, first, what, rows, wanted)
 

@@ -90,8 +90,8 @@ _MEANT = {
 _ONLY = {
     "PackedLoader": (
         "augment batch_size block channels_last collate drop_last indices mask_fill masking min_area"
-        " min_visible mix normalize on_error pre_transform prefetch rank resident sampler seed shuffle stream"
-        " views window workers world_size"
+        " min_visible mix normalize on_error pre_transform prefetch rank resident sampler seed segments shuffle"
+        " stream views window workers world_size"
     ),
     "PackedDataset": (
         "alpha checksums columns decoder denormalize depth device exif_transpose frames keep_crowds"

@@ -1,8 +1,4 @@
-"""Rasterises COCO's segmentations, polygons and run lengths, with the same pixels as pycocotools.
-
-Written after ``maskApi.c`` of https://github.com/cocodataset/cocoapi: a polygon is followed in steps of a fifth of a
-pixel, and the columns that it crosses are filled between crossings; run lengths go down the columns.
-"""
+"""Rasterises COCO's segmentations, polygons and run lengths, with the same pixels as pycocotools."""
 
 from __future__ import annotations
 
@@ -12,11 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from packstore.core.columns import to_stored
 from packstore.images.annotations import fill_run_lengths
-
-_SCALE = 5
-_MAX_STEPS = 1 << 23
-_MAX_COORDINATE = 1e8
+from packstore.images.segment_masks import PIXELS, fill_segments
 
 
 def coco_masks(segmentations: Sequence[Any], height: int, width: int, *, max_bytes: int = 1 << 30) -> NDArray[np.uint8]:
@@ -37,8 +31,9 @@ def coco_masks(segmentations: Sequence[Any], height: int, width: int, *, max_byt
 
             - The masks up to this segmentation have more than ``max_bytes``.
             - It is neither polygons nor run lengths, or does not fit the image.
-            - A polygon has fewer than three points, is longer than 1.6 million pixels, or has an invalid coordinate: no
-              number, or beyond 100 million.
+            - A polygon has fewer than three points, or a coordinate that is no number or beyond 100 million.
+
+        EngineError: The compiled engine cannot be loaded.
     """
     if height < 1 or width < 1:
         raise ValueError(f"an image of {height} x {width} pixels: expected at least one pixel")
@@ -52,50 +47,11 @@ def coco_masks(segmentations: Sequence[Any], height: int, width: int, *, max_byt
         try:
             if isinstance(segmentation, dict):
                 fill_run_lengths(segmentation, masks[number])
-            elif isinstance(segmentation, (list, tuple)):
-                for polygon in segmentation:
-                    _fill_polygon(polygon, masks[number])
-            else:
-                raise ValueError(f"found {type(segmentation).__name__}; expected polygons or run lengths")
+                continue
+            stored = to_stored(PIXELS, [segmentation])
+            if segmentation is None or any(len(polygon) < 6 for polygon in segmentation):
+                raise ValueError("expected polygons of at least three points, or run lengths")
+            fill_segments(stored, np.ones(1, np.bool_), (height, width), masks[number : number + 1])
         except (ValueError, TypeError) as error:
             raise ValueError(f"segmentation {number}: {error}") from None
     return masks
-
-
-def _fill_polygon(polygon: Any, mask: NDArray[np.uint8]) -> None:
-    """Sets the pixels of a polygon in ``mask`` to 1."""
-    height, width = mask.shape
-    points = np.asarray(polygon, np.float64)
-    if points.ndim != 1 or len(points) % 2 or len(points) < 6:
-        raise ValueError(f"found a polygon of shape {points.shape}; expected x, y of at least three points")
-    if not (np.abs(points) <= _MAX_COORDINATE).all():
-        raise ValueError("a polygon has a coordinate that is no number, or beyond 100 million pixels")
-    # Corners, in fifths of a pixel.
-    places = (_SCALE * points.reshape(-1, 2) + 0.5).astype(np.int64)
-    begin, end = places, np.roll(places, -1, 0)
-    distance = np.abs(end - begin)
-    steps = distance.max(1)
-    if int((steps + 1).sum()) > _MAX_STEPS:
-        raise ValueError(f"a polygon is longer than {_MAX_STEPS // _SCALE} pixels")
-    # Each edge is followed along its longer axis towards larger coordinates, so its direction does not matter.
-    along_x = distance[:, 0] >= distance[:, 1]
-    flipped = np.where(along_x, begin[:, 0] > end[:, 0], begin[:, 1] > end[:, 1])
-    first, last = np.where(flipped[:, None], end, begin), np.where(flipped[:, None], begin, end)
-    across = np.where(along_x, last[:, 1] - first[:, 1], last[:, 0] - first[:, 0])
-    slope = across / np.maximum(steps, 1)
-    edge = np.repeat(np.arange(len(steps)), steps + 1)
-    step = np.arange(len(edge)) - np.repeat(np.cumsum(steps + 1) - steps - 1, steps + 1)
-    step = np.where(flipped[edge], steps[edge] - step, step)
-    main = step + np.where(along_x, first[:, 0], first[:, 1])[edge]
-    other = (np.where(along_x, first[:, 1], first[:, 0])[edge] + slope[edge] * step + 0.5).astype(np.int64)
-    x, y = np.where(along_x[edge], (main, other), (other, main))
-    # Points at which the outline passes from one column to the next.
-    crossing = x[1:] != x[:-1]
-    before, after = np.stack([x[:-1], y[:-1]])[:, crossing], np.stack([x[1:], y[1:]])[:, crossing]
-    column = (np.where(after[0] < before[0], after[0], after[0] - 1) + 0.5) / _SCALE - 0.5
-    row = (np.minimum(after[1], before[1]) + 0.5) / _SCALE - 0.5
-    inside = (np.floor(column) == column) & (column >= 0) & (column <= width - 1)
-    at = column[inside].astype(np.int64) * height + np.ceil(np.clip(row[inside], 0, height)).astype(np.int64)
-    # Down the columns, a pixel is inside after an odd number of crossings.
-    toggles = np.bincount(at, minlength=height * width + 1)[: height * width]
-    mask |= (np.cumsum(toggles) & 1).astype(np.uint8).reshape(width, height).T

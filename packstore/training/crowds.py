@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import compress
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from packstore.core.columns import Buffer, Column, find_crowd_column, from_stored
+from packstore.core.columns import Column, find_crowd_column, from_stored
 from packstore.core.manifest import Manifest
 from packstore.stores.parts import Lens, Rows
 from packstore.stores.records import Records
@@ -70,22 +67,4 @@ class Crowdless(Lens):
         kept = np.asarray(from_stored(crowds, self.rows.value(crowds.name, index))) <= 0
         if kept.all():
             return value
-        if column.traits.is_object:
-            return _filter_list(value, kept)
-        if len(value) != len(kept) * column.record_nbytes:
-            return value  # damaged, which the caller reports; or a column that only has the name
-        return np.frombuffer(value, np.uint8).reshape(len(kept), -1)[kept].tobytes()
-
-
-def _filter_list(data: Buffer, kept: NDArray[np.bool_]) -> Buffer:
-    """Removes entries from a list in JSON, or from the list ``annotations`` of a JSON object."""
-    try:
-        value = json.loads(bytes(data))
-    except (ValueError, RecursionError):
-        return data  # the caller reports it
-    entries = value.get("annotations") if isinstance(value, dict) else value
-    # No list with an entry for each box.
-    if not isinstance(entries, list) or len(entries) != len(kept):
-        return data
-    entries[:] = compress(entries, kept.tolist())
-    return json.dumps(value, ensure_ascii=False).encode("utf-8")
+        return column.traits.keep_rows(column, value, kept)

@@ -136,9 +136,7 @@ def test_grid(name: str, kind: str, orientation: int, frame: str, upright: bool,
     assert not verify(store, against=source).problems
     manifest = read_manifest(store)
     wanted = "upright" if upright else "stored"
-    assert {c.frame for c in manifest.columns if c.name in (*list_columns(manifest), "segmentations", "polygons")} == {
-        wanted
-    }
+    assert {c.frame for c in manifest.columns if c.name in (*list_columns(manifest), "segments")} == {wanted}
 
 
 SIZED = ("coco", "voc", "cvat", "datumaro", "label_studio", "csv_with_sizes", "supervisely", "metadata", "masks")

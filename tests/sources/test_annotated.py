@@ -153,7 +153,7 @@ def test_what_is_kept(kind: str, tmp_path: Path) -> None:
     values = found[key]
     assert [list(box) for box in values["boxes"]] == [pytest.approx(box) for box in boxes]
     assert values.get("labels", []) == labels
-    assert values.get("segmentations") == segmentations
+    assert values.get("segments") == segmentations
     assert values["json"]
 
 
@@ -202,8 +202,8 @@ def test_points_tags_and_turned_boxes_are_kept(tmp_path: Path) -> None:
     assert "imageData" not in night["a00000.jpg"]["json"]
     turned = read_all(tmp_path / "cvat")["images/a00001.jpg"]
     assert turned["boxes"][0] == pytest.approx([3, 2, 5, 6])
-    assert turned["segmentations"][0][0] == pytest.approx([5, 2, 5, 6, 3, 6, 3, 2])
-    runs = read_all(tmp_path / "cvat")["images/a00003.jpg"]["segmentations"][0]
+    assert turned["segments"][0][0] == pytest.approx([5, 2, 5, 6, 3, 6, 3, 2])
+    runs = read_all(tmp_path / "cvat")["images/a00003.jpg"]["segments"][0]
     assert runs == {"size": [8, 16], "counts": [18, 1, 7, 1, 101]}
 
 
@@ -312,7 +312,7 @@ def test_words_and_tracks_go_with_their_boxes(tmp_path: Path) -> None:
     assert found["mot"]["train/MOT17-02/img1/000001.jpg"]["boxes"] == []
     masks = found["mots"]["train/MOTS20-02/img1/000003.jpg"]
     assert masks["track"] == [2000, 2001]
-    assert coco_masks(masks["segmentations"], 8, 16)[0].sum() == 16
+    assert coco_masks(masks["segments"], 8, 16)[0].sum() == 16
 
 
 @pytest.mark.slow
@@ -529,7 +529,7 @@ def test_files_of_cvat_are_read_as_an_xml_library_reads_them(name: str) -> None:
     seen = look(CORPUS / name)
     samples = seen.values
     found = [[*box] for values in samples for box in values["boxes"]]
-    shapes = [each for values in samples for each in values.get("segmentations", ()) if each is not None]
+    shapes = [each for values in samples for each in values.get("segments", ()) if each is not None]
     assert seen.ledger.count(Role.LEFT) == 0
     assert len(shapes) == polygons
     assert all(box in found for box in boxes)
@@ -631,7 +631,7 @@ def test_labels_of_whole_images_and_words_in_openmmlab(tmp_path: Path) -> None:
     root = fill(tmp_path / "masks", images(1) | {"val.json": json.dumps({"metainfo": head, "data_list": found})})
     values = read_all(root)["a00000.jpg"]
     assert values["labels"] == ["dog", "cat"]
-    assert values["segmentations"] == [{"size": [8, 16], "counts": "023m3"}, SQUARE]
+    assert values["segments"] == [{"size": [8, 16], "counts": "023m3"}, SQUARE]
 
 
 @pytest.mark.slow

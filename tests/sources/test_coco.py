@@ -60,12 +60,12 @@ def plain(root: Path, images: list[Any], annotations: list[Any], categories: Any
 def test_what_is_kept(tmp_path: Path) -> None:
     root = coco(tmp_path / "set")
     convert(root, tmp_path / "x.h5")
-    columns = ("key", "boxes", "labels", "keypoints", "captions", "json")
+    columns = ("key", "boxes", "labels", "keypoints", "captions", "segments", "json")
     ds = PackedDataset(tmp_path / "x.h5", "train", columns=columns, keep_crowds=True)
     assert [(split.name, len(split)) for split in ds.manifest.splits] == [("train", 4), ("val", 2)]
     classes = next(column.classes for column in ds.manifest.columns if column.name == "labels")
     assert classes == ("person", "car", "dog")  # in the order of the ids 1, 3, 18
-    key, boxes, labels, keypoints, captions, document = ds[1]
+    key, boxes, labels, keypoints, captions, segments, document = ds[1]
     assert key == "train2017/000000000001.jpg"
     assert boxes.tolist() == [[1.5, 1, 6, 7.5]] * 2
     assert labels.tolist() == [2, 1]
@@ -74,10 +74,10 @@ def test_what_is_kept(tmp_path: Path) -> None:
     assert document["image"] == coco_image(1)
     assert document["captions"] == [{"id": 5}, {"id": 6}]
     first, crowd = document["annotations"]
-    assert {**coco_object(10, 1), "keypoints": [1, 2, 2, 3.5, 4, 1], "num_keypoints": 2} == {**first, "image_id": 1}
+    told = {**coco_object(10, 1), "keypoints": [1, 2, 2, 3.5, 4, 1], "num_keypoints": 2}
+    assert told == {**first, "image_id": 1, "segmentation": segments[0]}
     assert (crowd["iscrowd"], crowd["id"], crowd["area"]) == (1, 11, 14.5)
-    masks = coco_masks([each["segmentation"] for each in document["annotations"]], 8, 16)
-    assert masks.sum((1, 2)).tolist()[1] == 20
+    assert coco_masks(segments, 8, 16).sum((1, 2)).tolist()[1] == 20
     assert ds[0][1].shape == (0, 4)  # without objects, and not lost
     assert verify(tmp_path / "x.h5", against=root).problems == ()
 

@@ -188,9 +188,9 @@ def test_one_mask_a_row_and_none(tmp_path: Path) -> None:
     text = "ImageId,EncodedPixels\na0.jpg,1 3 9 2\na1.jpg,\na0.jpg,20 1\na2.jpg,128 1\n"
     found = rows(make(tmp_path, text))
     assert found["train/a0.jpg"]["boxes"] == [[0, 0, 2, 3], [2, 3, 3, 4]]
-    assert found["train/a0.jpg"]["segmentations"][0] == {"size": [8, 16], "counts": [0, 3, 5, 2, 118]}
-    assert found["train/a1.jpg"]["boxes"] == found["train/a1.jpg"]["segmentations"] == []
-    assert found["train/a2.jpg"]["segmentations"] == [{"size": [8, 16], "counts": [127, 1]}]
+    assert found["train/a0.jpg"]["segments"][0] == {"size": [8, 16], "counts": [0, 3, 5, 2, 118]}
+    assert found["train/a1.jpg"]["boxes"] == found["train/a1.jpg"]["segments"] == []
+    assert found["train/a2.jpg"]["segments"] == [{"size": [8, 16], "counts": [127, 1]}]
 
 
 def test_classes_go_with_their_masks(tmp_path: Path) -> None:

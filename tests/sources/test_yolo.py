@@ -39,7 +39,7 @@ def test_what_is_kept(tmp_path: Path) -> None:
     ds = PackedDataset(tmp_path / "x.h5", "train", columns=("key", "boxes", "labels", "image"), output="bytes")
     assert [(split.name, len(split)) for split in ds.manifest.splits] == [("train", 4), ("val", 2)]
     assert next(column.classes for column in ds.manifest.columns if column.name == "labels") == ("cat", "dog")
-    assert [column.name for column in ds.manifest.columns if column.name == "polygons"] == []
+    assert [column.name for column in ds.manifest.columns if column.name == "segments"] == []
     key, boxes, labels, image = ds[1]
     assert (key, bytes(image)) == ("images/train/00001.jpg", jpeg(1))
     assert boxes.tolist() == [[6, 2, 10, 6], [0, 0, 8, 8]]  # of 16 x 8 pixels
@@ -97,8 +97,8 @@ def test_polygons_are_kept_and_boxes_are_those_around_them(tmp_path: Path) -> No
     (tmp_path / "labels/train/00001.txt").write_text("\ufeff1 .5 .5 .25 .5\n0 0.25 0.5 0.5 0.125 1 0.75\r\n", "utf-8")
     first, second, *_ = look(tmp_path).values
     assert (second["boxes"], second["labels"]) == ([[6, 2, 10, 6], [4, 1, 16, 6]], [1, 0])
-    assert second["polygons"] == [None, [0.25, 0.5, 0.5, 0.125, 1, 0.75]]
-    assert first["polygons"] == []
+    assert second["segments"] == [None, [[0.25, 0.5, 0.5, 0.125, 1, 0.75]]]
+    assert first["segments"] == []
 
 
 def test_boxes_are_float32(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_keypoints_without_a_shape_in_a_file(numbers: int, tmp_path: Path) -> No
     survey = look(tmp_path / "set")
     assert f"no file has kpt_shape; by the lines, each box has 3 keypoints of {numbers} numbers" in survey.notes
     values = survey.values[0]
-    assert "polygons" not in values
+    assert "segments" not in values
     expected = [[x * 16, y * 8, *[2] * (numbers - 2)] for x, y in points]
     np.testing.assert_allclose(np.asarray(values["keypoints"]).reshape(3, numbers), expected, rtol=1e-6)
     convert(tmp_path / "set", tmp_path / "x.lmdb")

@@ -69,8 +69,10 @@ class Column:
         type: A name of :data:`packstore.core.registry.COLUMN_TYPES`.
         nullable: Whether a record may lack a value. Then :attr:`valid_name` is False for the record, and the stored
             value is zeros, or empty in a ragged column.
-        coordinates: ``xyxy`` for boxes, ``xy`` or ``xyv`` (with visibility) for keypoints, else None.
-        parallel: For ``labels`` or ``keypoints`` that describe boxes row by row: name of the column of boxes.
+        coordinates: ``xyxy`` for boxes, ``xy`` or ``xyv`` (with visibility) for keypoints, ``pixels`` or ``fractions``
+            (of the sides of the image) for segments, else None.
+        parallel: For ``labels``, ``keypoints`` or ``segments`` that describe boxes row by row: name of the column of
+            boxes.
         mode: For images: name of the :class:`~packstore.core.modes.Mode` of arrays, or of the pixels that files decode
             to. None for RGB of 8 bits.
         frame: Of boxes, points, masks and shapes: ``stored`` if coordinates count in the pixels as image files store
@@ -118,7 +120,7 @@ class Column:
         if self.classes is not None:
             check(traits.has_classes, f"{self.type} column with classes", self.name)
             object.__setattr__(self, "classes", _check_classes(tuple(self.classes)))
-        fits = self.coordinates is None or self.shape[-1:] == (len(self.coordinates),)
+        fits = self.coordinates is None or traits.is_object or self.shape[-1:] == (len(self.coordinates),)
         good = self.coordinates in traits.coordinates and fits
         check(good, f"convention of coordinates of a {self.type} column", self.coordinates)
         goes_with_boxes = self.parallel is None or traits.goes_with_boxes
@@ -463,6 +465,16 @@ class ColumnType(ABC):
             return np.asarray(rows, np.float32)
         points = np.asarray(rows, np.float32).reshape(len(rows), math.prod(column.shape[:-1]), column.shape[-1])
         return np.concatenate([points[..., :2].min(1), points[..., :2].max(1)], 1)
+
+    def count_rows(self, column: Column, raw: Buffer) -> int:
+        """Returns the number of rows of a stored ragged value."""
+        return len(raw) // column.record_nbytes
+
+    def keep_rows(self, column: Column, raw: Buffer, kept: NDArray[np.bool_]) -> Buffer:
+        """Returns a stored ragged value with the rows ``kept`` alone; a value of another number of rows unchanged."""
+        if len(raw) != len(kept) * column.record_nbytes:
+            return raw  # damaged, which the caller reports
+        return np.frombuffer(raw, np.uint8).reshape(len(kept), -1)[kept].tobytes()
 
     def find_hidden_boxes(self, column: Column, values: Iterable[Buffer]) -> bool | None:
         """Tells if a stored value seems to contain boxes or points, which no operation would move.

@@ -16,7 +16,7 @@ Buffer = bytes | bytearray | memoryview
 Form = Literal["file", "files", "text", "bytes", "numbers"]
 """The form of stored values: an image file, several of them, UTF-8, other bytes, or numbers."""
 
-Collation = Literal["stack", "rows", "objects", "planes", "images", "image_lists"]
+Collation = Literal["stack", "rows", "objects", "planes", "images", "image_lists", "segments"]
 """Collation of the values of a batch in a loader.
 
 - ``stack``: numbers of one shape become one tensor.
@@ -26,6 +26,7 @@ Collation = Literal["stack", "rows", "objects", "planes", "images", "image_lists
   or a padded tensor.
 - ``images``: images are decoded and augmented like the main image, and become one tensor.
 - ``image_lists``: lists of images are decoded, and become a list of lists.
+- ``segments``: shapes of objects move with the image, and become lists of polygons or masks.
 """
 
 _DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64"

@@ -140,7 +140,7 @@ class Labels(Field):
     def column(self, name: str) -> Column:
         return Column(
             name, "ragged", "int64", classes=_class_names(self.classes), type="labels", nullable=self.optional,
-            parallel=_boxes_name(self.of),
+            parallel=boxes_name(self.of),
         )  # fmt: skip
 
 
@@ -252,7 +252,7 @@ class Keypoints(Field):
         shape = (self.k,) if self.points is None else (as_index(self.points), self.k)
         return Column(
             name, "ragged", "float32", shape, type="keypoints", nullable=self.optional,
-            coordinates=coordinates, parallel=_boxes_name(self.of),
+            coordinates=coordinates, parallel=boxes_name(self.of),
         )  # fmt: skip
 
 
@@ -283,7 +283,7 @@ def _class_names(classes: Sequence[str] | None) -> tuple[str, ...] | None:
     return tuple(classes)
 
 
-def _boxes_name(of: str | bool | None) -> str | None:
+def boxes_name(of: str | bool | None) -> str | None:
     """Returns the name of the boxes column in ``of``; None for False and None."""
     if of is True:
         raise ManifestError("of should be the name of the boxes")

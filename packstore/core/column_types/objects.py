@@ -8,7 +8,11 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from packstore.core.column_types.base import Column, ColumnType, Field, unfit_error
 from packstore.core.column_types.forms import Buffer, Form, show_text
@@ -163,6 +167,18 @@ class JsonType(BytesType):
     def show(self, column: Column, value: Any) -> dict[str, Any]:
         """Returns the first 16,000 characters of indented JSON as ``value``."""
         return {"as": "json", **show_text(json.dumps(value, ensure_ascii=False, indent=1))}
+
+    def keep_rows(self, column: Column, raw: Buffer, kept: NDArray[np.bool_]) -> Buffer:
+        """Removes entries from a list, or from the list ``annotations`` of an object."""
+        try:
+            value = json.loads(bytes(raw))
+        except (ValueError, RecursionError):
+            return raw  # the caller reports it
+        entries = value.get("annotations") if isinstance(value, dict) else value
+        if not isinstance(entries, list) or len(entries) != len(kept):
+            return raw
+        entries[:] = compress(entries, kept.tolist())
+        return json.dumps(value, ensure_ascii=False).encode("utf-8")
 
     def find_hidden_boxes(self, column: Column, values: Iterable[Buffer]) -> bool:
         """Tells if a value has boxes or points under a usual key, such as ``bbox`` or ``xmin``, at any depth."""

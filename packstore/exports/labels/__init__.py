@@ -8,14 +8,13 @@ escaped for JSON and XML.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import isfinite
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 from xml.sax.saxutils import escape
 
 import numpy as np
@@ -34,9 +33,8 @@ from packstore.stores.export_manifest import ExportManifest, RecordLines
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML cannot hold."""
 _COCO_COLUMN = "json"
-"""Column in which the source ``coco`` keeps polygons."""
-_SEGMENTATIONS = "segmentations"
-"""Column with a list of polygons for each object."""
+"""Column in which the source ``coco`` keeps what else annotations say."""
+_LOST_SHAPES = {"polygons": "several polygons or run lengths", "rings": "run lengths"}
 _MAX_CLASSES = 1 << 20
 
 
@@ -49,7 +47,9 @@ class LabelledObject:
         label: Its class number; 0 if it has no label.
         name: Its class name; the number as text if it has none.
         keypoints: ``(points, 2 or 3)`` as lists; None for none.
-        extra: Its value in the JSON column: an annotation of COCO, or a polygon. None for none.
+        shape: Its shape in pixels, see :class:`packstore.Segments`; None for none.
+        outline: Its rings in fractions of the image's sides, if the store has these; None otherwise.
+        extra: Its annotation of COCO, in the column ``json``; None for none.
         crowd: It is no ordinary object, but a crowd or a region to ignore.
         difficult: It is hard to recognise, see Pascal VOC.
     """
@@ -58,6 +58,8 @@ class LabelledObject:
     label: int
     name: str
     keypoints: list[list[float]] | None
+    shape: Any
+    outline: list[list[float]] | None
     extra: Any
     crowd: bool = False
     difficult: int = 0
@@ -70,16 +72,9 @@ class LabelledObject:
 
     @property
     def polygon(self) -> list[float] | None:
-        """Its polygon, ``x, y, x, y, …`` in pixels. None unless it has exactly one.
-
-        None, too, for fewer than 3 points, an odd number of values, or values that are no finite numbers.
-        """
-        shapes = self.extra
-        if not (isinstance(shapes, list) and len(shapes) == 1 and isinstance(shapes[0], list)):
-            return None
-        flat = shapes[0]
-        real = all(isinstance(n, (int, float)) and math.isfinite(n) for n in flat)
-        return [float(n) for n in flat] if real and len(flat) >= 6 and len(flat) % 2 == 0 else None
+        """Its polygon, ``x, y, x, y, …`` in pixels. None unless it has exactly one, of at least three points."""
+        rings = self.shape
+        return rings[0] if isinstance(rings, list) and len(rings) == 1 and len(rings[0]) >= 6 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +106,11 @@ class LabelledImage:
 
     def scale(self, flat: Sequence[float], whole: int = 1) -> list[float]:
         """Converts ``x, y, x, y, …`` in pixels to shares of the image's sides, of which each is ``whole``."""
-        across, down = whole / max(1, self.width), whole / max(1, self.height)
-        return [value * (down if number % 2 else across) for number, value in enumerate(flat)]
+        return scale_ring(flat, whole / max(1, self.width), whole / max(1, self.height))
 
 
 class ObjectColumns:
-    """Names of the columns of a store that describe objects: boxes, labels, keypoints and a JSON column.
+    """Names of the columns of a store that describe objects: boxes, labels, keypoints, segments and a JSON column.
 
     Attributes:
         boxes: Name of the first column of boxes; None if the store has none.
@@ -124,22 +118,20 @@ class ObjectColumns:
         keypoints: Name of the column with keypoints for each box, or None.
         classes: Class names of the labels, or None.
         shape: Shape of an object's keypoints; None without keypoints.
-        extra: Name of the JSON column, or None.
+        segments: Name of the column with a shape for each box, or None.
+        extra: Name of the JSON column with COCO's annotations, or None.
         crowds: Name of the column that flags crowd regions, or None.
         difficult: Name of the column that flags difficult objects, or None.
     """
 
-    def __init__(self, manifest: Manifest, extra: str) -> None:
-        """Finds the first column of boxes, and the class numbers and keypoints that belong to these boxes.
-
-        Each name is None if there is no such column. ``extra``: name of a JSON column with a value for each object;
-        ignored if the store has no such column or no boxes.
-        """
+    def __init__(self, manifest: Manifest) -> None:
+        """Finds the first column of boxes, and the columns that belong to these boxes."""
         columns = manifest.columns
         self.boxes: str | None = next((column.name for column in columns if column.coordinates == "xyxy"), None)
         beside = [column for column in columns if self.boxes is not None and column.parallel == self.boxes]
         labels, crowds = find_class_column(beside, self.boxes), find_crowd_column(columns)
         points = next((column for column in beside if column.coordinates and len(column.shape) == 2), None)
+        self.segments = next((column.name for column in beside if column.collation == "segments"), None)
         self.labels = None if labels is None else labels.name
         self.keypoints = None if points is None else points.name
         self.crowds = crowds[0].name if crowds is not None and crowds[1] == self.boxes else None
@@ -147,8 +139,8 @@ class ObjectColumns:
         difficult = (c.name for c in beside if c.name == DIFFICULT and c.traits.has_classes)
         self.difficult = next(difficult, None)
         self.shape = points.shape if points is not None else None
-        texts = {column.name for column in columns if column.traits.extension == "json"}
-        self.extra = extra if extra in texts and self.boxes is not None else None
+        texts = {column.name for column in columns if column.traits.form == "text"}
+        self.extra = _COCO_COLUMN if _COCO_COLUMN in texts and self.boxes is not None else None
 
 
 def find_captions_column(columns: Sequence[Column]) -> str | None:
@@ -159,6 +151,11 @@ def find_captions_column(columns: Sequence[Column]) -> str | None:
     extensions = {"captions": "json", "caption": "txt", "text": "txt"}
     there = {column.name: column.traits.extension for column in columns}
     return next((name for name, extension in extensions.items() if there.get(name) == extension), None)
+
+
+def scale_ring(flat: Sequence[float], across: float, down: float) -> list[float]:
+    """Multiplies ``x, y, x, y, …`` by factors."""
+    return [value * (down if number % 2 else across) for number, value in enumerate(flat)]
 
 
 def pair_coordinates(flat: Sequence[float]) -> list[tuple[float, float]]:
@@ -206,9 +203,9 @@ class LabelsExport(FolderExport):
         tail: End of a document.
         label_folder: Folder of the files of labels, which replaces :attr:`images` in the path of an image.
         label_suffix: Suffix of the files of labels.
-        extra: Name of the JSON column with a value for each object, see :class:`ObjectColumns`.
         keypoints: The format has keypoints.
-        polygons: The format has polygons, which are in the column :attr:`extra`.
+        segments: Shapes that the format has: ``polygons`` of one ring, ``rings`` (polygons of any number of rings), or
+            ``all``. Empty for none.
         tags: The format has classes of whole images (tags).
         captions: The format has captions.
         difficult: The format marks objects that are hard to recognise.
@@ -224,9 +221,8 @@ class LabelsExport(FolderExport):
     tail: ClassVar[str] = "\n]}\n"
     label_folder: ClassVar[str] = "images"
     label_suffix: ClassVar[str] = "json"
-    extra: ClassVar[str] = _SEGMENTATIONS
     keypoints: ClassVar[bool] = False
-    polygons: ClassVar[bool] = False
+    segments: ClassVar[Literal["", "polygons", "rings", "all"]] = ""
     tags: ClassVar[bool] = False
     captions: ClassVar[bool] = False
     difficult: ClassVar[bool] = False
@@ -246,7 +242,13 @@ class LabelsExport(FolderExport):
     @cached_property
     def object_columns(self) -> ObjectColumns:
         """Names of the columns that describe objects."""
-        return ObjectColumns(self.manifest, self.extra)
+        return ObjectColumns(self.manifest)
+
+    @cached_property
+    def _has_fractions(self) -> bool:
+        """True if shapes are in fractions of the image's sides."""
+        name = self.object_columns.segments
+        return name is not None and self.manifest.column(name).coordinates == "fractions"
 
     @property
     def tag_column(self) -> str | None:
@@ -263,26 +265,24 @@ class LabelsExport(FolderExport):
         """Returns the columns of the store that the format has."""
         of = self.object_columns
         names = [self.tag_column, self.captions_column, of.boxes, of.labels]
-        parts = {of.keypoints: self.keypoints, of.crowds: self.crowds, of.extra: self.polygons}
+        parts = {of.keypoints: self.keypoints, of.crowds: self.crowds, of.segments: self.segments}
         names += [name for name, written in {**parts, of.difficult: self.difficult}.items() if written]
         return [name for name in names if name is not None]
 
     def describe_hidden(self, name: str) -> str:
-        """Describes a column that is not written. For the column ``json``, adds that polygons of COCO in it are not
-        written. For the column of crowd regions, adds their number, which reads the column."""
+        """Describes a column that is not written. For the column of crowd regions, adds their number, which reads the
+        column."""
         if name == self.object_columns.crowds and self.object_columns.boxes in self.visible_columns():
             count = sum(int(np.count_nonzero(flags > 0)) for flags in self._read_values(name))
             return f"{name!r} (crowd regions are left out of the labels: {count:,})"
-        if name == _COCO_COLUMN and self.object_columns.boxes:
-            return f"{name!r} (polygons in it, as COCO has them, are not written)"
         return super().describe_hidden(name)
 
     def losses(self) -> Sequence[str]:
-        """Returns a text on the order of records and on keys. Before it, texts on shapes that are no single polygon, if
-        polygons are written, and on boxes, if the store has neither boxes nor a class of images that is written."""
+        """Returns a text on the order of records and on keys. Before it, texts on shapes that the format lacks, and on
+        boxes, if the store has neither boxes nor a class of images that is written."""
         lost = []
-        if self.object_columns.extra == _SEGMENTATIONS and self.polygons:
-            lost.append("shapes of objects with several polygons or run lengths: they become boxes")
+        if self.object_columns.segments and self.segments in _LOST_SHAPES:
+            lost.append(f"shapes of objects with {_LOST_SHAPES[self.segments]}: they become boxes")
         if not self.object_columns.boxes and not self.tag_column:
             lost.append("objects: the store has no boxes")
         return [*lost, "the order of the records, and keys whose names no file can have"]
@@ -410,16 +410,16 @@ class LabelsExport(FolderExport):
         label = None if self.tag_column is None else item(self.tag_column)
         names = self.manifest.classes
         tag = None if label is None else str(label) if names is None else names[label]
-        return LabelledImage(number, file, *size, split, self.read_objects(item), tag)
+        return LabelledImage(number, file, *size, split, self.read_objects(item, size), tag)
 
-    def read_objects(self, item: Callable[[str], Any]) -> list[LabelledObject] | None:
+    def read_objects(self, item: Callable[[str], Any], size: tuple[int, int]) -> list[LabelledObject] | None:
         """Reads the objects of a record. Returns None if the record has no value of boxes.
 
         Leaves out objects whose boxes or keypoints are not finite, and crowd regions if the format cannot mark them.
         Without a label for each box, all objects get class 0. Without keypoints for each box, objects have no
         keypoints.
 
-        ``item``: returns the record's value in a column, by name.
+        ``item``: returns the record's value in a column, by name. ``size``: width and height of its image.
         """
         of, classes = self.object_columns, self.object_classes
         boxes = None if of.boxes is None else item(of.boxes)
@@ -432,15 +432,21 @@ class LabelsExport(FolderExport):
         extra = None if of.extra is None else item(of.extra)
         if isinstance(extra, dict):
             extra = extra.get("annotations")  # the list is in an object
-        columns.append(extra if isinstance(extra, list) and len(extra) == len(boxes) else [None] * len(boxes))
+        for values in (None if of.segments is None else item(of.segments), extra):
+            columns.append(values if isinstance(values, list) and len(values) == len(boxes) else [None] * len(boxes))
         objects = []
-        for box, label, points, crowd, difficult, each in zip(
+        for box, label, points, crowd, difficult, shape, each in zip(
             np.asarray(boxes, np.float64).tolist(), *columns, strict=True
         ):
             number, is_crowd = label or 0, (crowd or 0) > 0
             if all(map(isfinite, (*box, *(v for point in points or () for v in point)))) and self.crowds >= is_crowd:
                 name = classes[number] if 0 <= number < len(classes) else str(number)
-                objects.append(LabelledObject(tuple(box), number, name, points, each, is_crowd, difficult or 0))
+                outline = shape if self._has_fractions and isinstance(shape, list) else None
+                if outline is not None:
+                    shape = [scale_ring(ring, *size) for ring in outline]
+                objects.append(
+                    LabelledObject(tuple(box), number, name, points, shape, outline, each, is_crowd, difficult or 0)
+                )
         return objects
 
     @cached_property

@@ -33,7 +33,7 @@ class CocoExport(LabelsExport):
     """A folder of images, and a file ``instances_*.json`` for each split. If the store has captions, also
     ``captions_*.json``.
 
-    Images get ids from 1 through the whole store. Ids of objects and captions begin at 1 in each file. Masks, areas and
+    Images get ids from 1 through the whole store. Ids of objects and captions begin at 1 in each file. Areas and
     ``iscrowd`` come from a column ``json`` in the form of the source ``coco``. Objects whose boxes or keypoints are not
     finite are left out.
     """
@@ -41,7 +41,7 @@ class CocoExport(LabelsExport):
     name = "coco"
     help = "COCO: images and annotations/instances_*.json"
     document = "annotations/{of}{split}.json"
-    extra = "json"
+    segments = "all"
     keypoints = True
     captions = True
     crowds = True
@@ -49,7 +49,7 @@ class CocoExport(LabelsExport):
     def describe_hidden(self, name: str) -> str:
         """Describes a column that is not written. For the column ``json``, says which of its entries are written."""
         if name == self.object_columns.extra:
-            return f"{name!r} (but segmentation, area, iscrowd and other entries of its objects are written)"
+            return f"{name!r} (but area, iscrowd and other entries of its objects are written)"
         return super().describe_hidden(name)
 
     def label_bytes(self) -> int:
@@ -69,7 +69,7 @@ class CocoExport(LabelsExport):
         listed = f',"categories":{format_json(categories)}'
         for _, folder, start, stop in self.split_ranges:
             split, images = f"_{folder}" if folder else "", range(start, stop)
-            objects = self._read_annotations(images) if self.object_columns.boxes else iter(())
+            objects = self._read_annotations(rows, images) if self.object_columns.boxes else iter(())
             files[self.document.format(of="instances", split=split)] = self._format_file(rows, images, objects, listed)
             if self.captions_column is not None:
                 texts = self._read_captions(self.captions_column, images)
@@ -93,13 +93,14 @@ class CocoExport(LabelsExport):
         name = name.partition("/")[2] if self.manifest.splits else name
         return {"id": number + 1, "file_name": name, "width": int(line["width"]), "height": int(line["height"])}
 
-    def _read_annotations(self, records: range) -> Iterator[dict[str, Any]]:
+    def _read_annotations(self, rows: RecordLines, records: range) -> Iterator[dict[str, Any]]:
         """Yields the annotations of objects in ``records``, numbered from 1."""
         number = 0
         for record in records:
-            for obj in self.read_objects(partial(self.read_value, record)) or ():  # only finite ones
+            size = int(rows[record]["width"]), int(rows[record]["height"])
+            for obj in self.read_objects(partial(self.read_value, record), size) or ():  # only finite ones
                 number += 1
-                yield {"id": number, "image_id": record + 1, **_format_annotation(obj)}
+                yield {"id": number, "image_id": record + 1, **_format_annotation(obj, *size)}
 
     def _read_captions(self, name: str, records: range) -> Iterator[dict[str, Any]]:
         """Yields the captions in column ``name`` of ``records``, numbered from 1."""
@@ -112,19 +113,32 @@ class CocoExport(LabelsExport):
                     yield {"id": number, "image_id": record + 1, "caption": caption}
 
 
-def _format_annotation(obj: LabelledObject) -> dict[str, Any]:
+def _format_annotation(obj: LabelledObject, image_width: int, image_height: int) -> dict[str, Any]:
     """Returns the annotation of an object, without ids."""
     left, top, width, height = obj.corner_and_size
     extra = obj.extra if isinstance(obj.extra, dict) else {}
     kept = {name: value for name, value in extra.items() if name not in _OWN}
     # ``area`` and ``iscrowd`` of the object's JSON win over these.
     annotation = {"area": width * height, "iscrowd": int(obj.crowd)} | kept
+    if obj.shape is not None:
+        annotation["segmentation"] = _format_shape(obj.shape, image_width, image_height)
     annotation |= {"category_id": obj.label + 1, "bbox": [left, top, width, height]}
     if obj.keypoints is not None:
         points = [[*point, 2] if len(point) == 2 else point for point in obj.keypoints]  # 2: visible
         annotation["keypoints"] = [value for point in points for value in point]
         annotation["num_keypoints"] = sum(point[2] > 0 for point in points)
     return annotation
+
+
+def _format_shape(shape: Any, width: int, height: int) -> Any:
+    """Returns a shape as COCO has it. Polygons with holes become run lengths: COCO joins all polygons of an object."""
+    if isinstance(shape, list):
+        return [[int(n) if n == int(n) else n for n in ring] for ring in shape]
+    if "counts" in shape:
+        return shape
+    from packstore.images.segment_masks import encode_shape
+
+    return encode_shape(shape, height, width)
 
 
 _BOX = ["width", "height", "class", "xmin", "ymin", "xmax", "ymax"]
@@ -144,7 +158,7 @@ class CvatExport(LabelsExport):
     between = "\n"
     tail = "\n</annotations>\n"
     tags = True
-    polygons = True
+    segments = "polygons"
 
     @property
     def head(self) -> str:
@@ -186,7 +200,7 @@ class DatumaroExport(LabelsExport):
     document = "annotations/{split}.json"
     no_split = "default"
     tags = True
-    polygons = True
+    segments = "polygons"
     crowds = True
 
     @property
@@ -232,7 +246,7 @@ class FiftyOneExport(LabelsExport):
     document = "samples.json"
     head = '{"samples":[\n'
     tags = True
-    polygons = True
+    segments = "polygons"
     crowds = True
 
     def list_more_documents(self, rows: RecordLines) -> Mapping[str, Iterable[str]]:
@@ -275,7 +289,7 @@ class LabelStudioExport(LabelsExport):
     document = "tasks_{split}.json"
     head, tail = "[", "]\n"
     tags = True
-    polygons = True
+    segments = "polygons"
 
     def list_more_documents(self, rows: RecordLines) -> Mapping[str, Iterable[str]]:
         """Returns ``label_config.xml``, the labelling configuration with all class names."""

@@ -17,6 +17,7 @@ from packstore.exports.labels import (
     format_json,
     format_number,
     pair_coordinates,
+    scale_ring,
 )
 from packstore.images.masks import make_mask_file
 from packstore.sources.yamltext import format_yaml_string
@@ -127,7 +128,7 @@ class LabelMeExport(LabelsExport):
     name = "labelme"
     help = "LabelMe: a JSON file beside each image"
     tags = True
-    polygons = True
+    segments = "polygons"
     upright_kinds = frozenset(("jpeg",))  # see LabelMeSource.annotation_frame
 
     def format_image(self, image: LabelledImage) -> str:
@@ -155,16 +156,14 @@ class YoloExport(LabelsExport):
     """YOLO (https://docs.ultralytics.com/datasets/): a folder of images, a label file for each image that has boxes,
     and ``data.yaml``. Boxes are in fractions of the image's sides.
 
-    Boxes are clipped to the image, as readers expect. Boxes outside the image are left out. An object with a polygon in
-    a column ``polygons`` (JSON) is written as a polygon, unless it has keypoints. An image of unknown size gets no
-    file.
+    Boxes are clipped to the image, as readers expect. Boxes outside the image are left out. An object with
+    polygons is written as one polygon, unless it has keypoints. An image of unknown size gets no file.
     """
 
     name = "yolo"
     help = "YOLO: images, labels and data.yaml"
-    extra = "polygons"
     keypoints = True
-    polygons = True
+    segments = "rings"
     upright_kinds = frozenset(("jpeg", "tiff"))  # see YoloSource.annotation_frame
 
     def label_path(self, image: str) -> str:
@@ -207,9 +206,17 @@ class YoloExport(LabelsExport):
         values = [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
         if obj.keypoints is not None:
             values += [v for x, y, *rest in obj.keypoints for v in (x / width, y / height, *rest)]
-        elif isinstance(obj.extra, list) and all(isinstance(value, (int, float)) for value in obj.extra):
-            values = obj.extra  # a polygon replaces the box
+        elif isinstance(obj.shape, list) and sum(map(len, obj.shape)) >= 6:  # a polygon replaces the box
+            values = join_rings(obj.outline or [scale_ring(ring, 1 / width, 1 / height) for ring in obj.shape])
         return " ".join([str(obj.label), *map(repr, values)]) + "\n"
+
+
+def join_rings(rings: Sequence[list[float]]) -> list[float]:
+    """Joins rings ``x, y, x, y …`` to one, by lines from the first point of the first to each other ring and back."""
+    joined = list(rings[0])
+    for ring in rings[1:]:
+        joined += [*rings[0][:2], *ring, *ring[:2]]
+    return joined if len(rings) == 1 else joined + rings[0][:2]
 
 
 class MasksExport(LabelsExport):
@@ -221,7 +228,6 @@ class MasksExport(LabelsExport):
 
     name = "masks"
     help = "images and masks: PNG files with a palette"
-    extra = ""
 
     @property
     def _mask_folders(self) -> dict[str, str]:

@@ -4,11 +4,12 @@
 #include "io/lmdb.h"
 #include "jpeg/jpeg.h"
 #include "ops/program.h"
+#include "shape/outlines.h"
 
 #include <stdlib.h>
 
 /* Increase this number whenever a structure or function that Python uses changes. */
-#define INTERFACE 21
+#define INTERFACE 22
 
 /* Size of each structure that Python fills, and offset of its last field: STRUCTURES of compiled.py. */
 #define LAYOUT(name, last) sizeof(struct name), offsetof(struct name, last)
@@ -16,7 +17,7 @@ EXPORT const int64_t packstore_engine_layout[] = {
     LAYOUT(form, table),         LAYOUT(request, sampling),   LAYOUT(step, p),
     LAYOUT(lmdb_tree, root),     LAYOUT(lmdb_lookup, prefix), LAYOUT(lmdb_value, code),
     LAYOUT(lmdb_column, nbytes), LAYOUT(lmdb_step, nodes),    LAYOUT(lmdb_walk, path),
-    LAYOUT(lmdb_row, c)};
+    LAYOUT(lmdb_row, c),         LAYOUT(view, left_of_mask),  LAYOUT(shown, image_width)};
 
 EXPORT int packstore_engine_interface(void)
 {

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from packstore.core.columns import CROWD
 from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError, printable
-from packstore.core.fields import Array, Boxes, Field, Image, Json, Keypoints, Label, Labels, Text
+from packstore.core.fields import Array, Boxes, Field, Image, Json, Keypoints, Label, Labels, Segments, Text
 from packstore.images.orientation import upright_size
 from packstore.images.sniff import HeaderError
 from packstore.sources.annotation_formats.parsing import check_class_names, parse_json
@@ -150,7 +150,7 @@ class AnnotatedSource(FileRowSource):
     """Base of annotation formats whose images are files: converts the raw annotation of each row to these columns.
 
     - ``boxes`` with their ``labels``, and ``iscrowd``: 1 for crowds and regions to ignore
-    - ``segmentations``: for each box, polygons in pixels or run lengths, as in COCO, or null
+    - ``segments``: for each box, polygons in pixels or run lengths, or None
     - ``keypoints`` with ``keypoint_labels``: single points
     - ``label`` of the whole image, or ``tags`` if an image has several
     - further columns of the format
@@ -208,7 +208,7 @@ class AnnotatedSource(FileRowSource):
             "boxes": Boxes(optional=True),
             "labels": Labels(classes, of="boxes", optional=True),
             CROWD: Labels(of="boxes", optional=True),
-            "segmentations": Json(optional=True, shapes=True),
+            "segments": Segments(of="boxes", optional=True),
             "keypoints": Keypoints(2, of=False, optional=True),
             "keypoint_labels": Labels(classes, of=False, optional=True),
             "label": Label(self._tag_classes, optional=True),
@@ -345,7 +345,7 @@ def _to_columns(parts: Sequence[Part]) -> dict[str, Any]:
         "boxes": [each.box for each in objects],
         "labels": [each.label or NO_CLASS for each in objects],
         CROWD: [int(bool(each.values.get("crowd"))) or None for each in objects],
-        "segmentations": [each.segmentation for each in objects],
+        "segments": [each.segmentation for each in objects],
         "keypoints": [(point.x, point.y) for point in points],
         "keypoint_labels": [point.label or NO_CLASS for point in points],
         "label": tags[0] if tags else None,

@@ -15,7 +15,7 @@ from typing import Any
 
 from packstore.core.columns import CROWD
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
-from packstore.core.fields import Array, Boxes, Field, Image, Json, Keypoints, Label, Labels
+from packstore.core.fields import Array, Boxes, Field, Image, Json, Keypoints, Label, Labels, Segments
 from packstore.sources.annotation_formats.parsing import check_most_match, clean_image_path, match_images, parse_id
 from packstore.sources.annotation_formats.spool import SpooledEntry, SpooledSource
 from packstore.sources.archives import open_tree
@@ -38,12 +38,13 @@ class CocoSource(SpooledSource):
 
     - ``boxes`` and ``labels``; ``keypoints`` if all categories with keypoints have the same number
     - ``keypoints`` and ``keypoint_labels`` instead if no annotation has a box
+    - ``segments`` if any annotation has a segmentation
     - ``iscrowd`` if any box is a crowd or a region to ignore
     - ``label`` instead if no annotation has a box or a shape, as in iNaturalist; ``tags`` if such an image has several
       labels
     - ``captions``: a list of texts
     - ``panoptic_mask`` with ``segment_ids`` and ``segment_labels``
-    - ``json``: entries of the image and of its annotations, without image ids and captions
+    - ``json``: entries of the image and of its annotations, without image ids, segmentations and captions
 
     An image without annotations has 0 boxes. In a split without a file of objects, ``boxes`` is missing.
 
@@ -68,7 +69,7 @@ class CocoSource(SpooledSource):
         self._category_ids: dict[str, Counter[int | str | None]] = {}  # of objects, by file
         self._masks: dict[int, bytes] = {}  # panoptic ones, by number of image
         self._kinds, self._points = set[str](), set[int]()
-        self._has_shapes = self._has_boxes = self._has_crowds = False
+        self._has_shapes = self._has_boxes = self._has_crowds = self._has_segments = False
         self._most_tags = 0
         self.spool_entries(chain.from_iterable(self._read_split(*each) for each in groups.items()))
         if not self._splits:
@@ -123,6 +124,7 @@ class CocoSource(SpooledSource):
             annotations = entries.get("annotations", ())
             self._has_shapes |= any(each.keys() & _SHAPES for each in annotations)
             self._has_boxes |= any(each.get("bbox") for each in annotations)
+            self._has_segments |= any("segmentation" in each for each in annotations)
             self._has_crowds |= any(documents.parse_crowds(annotations))
             self._most_tags = max(self._most_tags, len(annotations))
             if number in masks:
@@ -214,6 +216,8 @@ class CocoSource(SpooledSource):
             columns["keypoint_labels"] = Labels(classes["objects"], of=False, optional=True)
         elif self._kinds & {"instances", "keypoints"}:
             columns |= {"boxes": Boxes(optional=True), "labels": Labels(classes["objects"], of="boxes", optional=True)}
+            if self._has_segments:
+                columns["segments"] = Segments(of="boxes", optional=True)
             if self._has_crowds:
                 columns[CROWD] = Labels(of="boxes", optional=True)
             if self._point_count:
@@ -237,7 +241,7 @@ class CocoSource(SpooledSource):
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads an image with its masks, and converts its annotations to columns. Classes of whole images become
-        ``label`` or ``tags``. ``json`` has all entries, without the captions.
+        ``label`` or ``tags``. ``json`` has all entries, without the captions and segmentations.
 
         A column is left out if the split has no such annotations. Raises :class:`ValueError` for invalid annotations.
         """
@@ -262,6 +266,7 @@ class CocoSource(SpooledSource):
                 values |= {"keypoints": points, "keypoint_labels": labels}
             else:
                 values |= {"boxes": documents.parse_boxes(annotations), "labels": labels}
+                values |= {"segments": documents.take_segments(annotations)} if self._has_segments else {}
                 values |= {CROWD: documents.parse_crowds(annotations)} if self._has_crowds else {}
                 values |= {"keypoints": points} if self._point_count else {}
         if "captions" in entries:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from packstore.core.column_types.segments import is_shape
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.sources import spread
 from packstore.sources.annotation_formats.parsing import clean_image_path, is_flagged, parse_id
@@ -215,6 +216,12 @@ def parse_keypoints(annotations: Iterable[Any], points: int) -> list[list[list[f
         flat = _parse_coordinates(annotation, "keypoints", 3 * points) if known else [0.0] * (3 * points)
         keypoints.append([flat[n : n + 3] for n in range(0, len(flat), 3)])
     return keypoints
+
+
+def take_segments(annotations: Sequence[dict[str, Any]]) -> list[Any]:
+    """Removes the segmentations of an image from its annotations, and returns them as segments. One that is no shape
+    stays where it is."""
+    return [each.pop("segmentation") if is_shape(each.get("segmentation", 0)) else None for each in annotations]
 
 
 def parse_segment_ids(annotation: Any) -> list[int]:

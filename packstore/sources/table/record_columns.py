@@ -10,7 +10,7 @@ from typing import Any
 
 from packstore.core.columns import CROWD
 from packstore.core.errors import SourceError, printable
-from packstore.core.fields import Boxes, Field, Json, Keypoints, Label, Labels
+from packstore.core.fields import Boxes, Field, Json, Keypoints, Label, Labels, Segments
 from packstore.sources.beside import join
 from packstore.sources.boxes import to_corners
 from packstore.sources.columns import make_column_names
@@ -56,7 +56,7 @@ class RecordColumns:
     def declare_fields(self) -> dict[str, Field]:
         """Returns the field of each column; reads rows as needed. The columns:
 
-        - ``boxes``; with ``segmentations`` if the rows have masks, and ``iscrowd`` if a box is a crowd.
+        - ``boxes``; with ``segments`` if the rows have masks, and ``iscrowd`` if a box is a crowd.
         - ``label`` or ``labels``, and ``tags``: classes of rows without a box.
         - Flags: ``label``, or ``labels`` with ``uncertain`` and ``unmentioned``.
         - ``keypoints`` with ``keypoint_labels``.
@@ -69,7 +69,7 @@ class RecordColumns:
         if roles.boxes or roles.runs:
             fields["boxes"] = Boxes()
         if roles.runs:
-            fields["segmentations"] = Json(shapes=True)
+            fields["segments"] = Segments(of="boxes")
         if roles.label:
             classes = self._class_names
             if roles.boxes or roles.runs:
@@ -141,7 +141,7 @@ class RecordColumns:
     def _read_masks(self, rows: list[dict[str, Any]], width: int, height: int) -> dict[str, list[Any]]:
         """Reads the run lengths of masks in an image of a size, with the boxes around them."""
         masks = [convert_runs(cells[self.roles.runs], width, height) for cells in rows]
-        return {"boxes": [box for box, _ in masks], "segmentations": [runs for _, runs in masks]}
+        return {"boxes": [box for box, _ in masks], "segments": [runs for _, runs in masks]}
 
     def _read_classes(self, rows: list[dict[str, Any]], boxed: list[tuple[dict[str, Any], int]]) -> dict[str, Any]:
         """Reads the classes of an image; ``boxed`` has its rows with boxes, each with the number of boxes."""
@@ -178,7 +178,7 @@ class RecordColumns:
         A name that is only a number becomes ``columnNUMBER``. A name that is taken, or not allowed, is changed.
         """
         roles = self.roles
-        taken = ["image", "boxes", "segmentations", "keypoints", "keypoint_labels", _UNCERTAIN, _BLANK]
+        taken = ["image", "boxes", "segments", "keypoints", "keypoint_labels", _UNCERTAIN, _BLANK]
         taken += ["label", "labels", "tags"] if roles.label or roles.flags else []
         taken += [CROWD] if roles.crowds else []
         own = {name: f"column{name}" if name.isdigit() else name for name in (*self.further, *roles.rest)}

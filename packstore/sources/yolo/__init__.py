@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
-from packstore.core.fields import Boxes, Field, Image, Json, Keypoints, Labels
+from packstore.core.fields import Boxes, Field, Image, Keypoints, Labels, Segments
 from packstore.images.orientation import upright_size
 from packstore.images.sniff import HeaderError
 from packstore.sources.annotation_formats.shapes import bounding_box, box_from_centre
@@ -54,8 +54,8 @@ class YoloSource(FileRowSource):
 
     - ``boxes`` and ``labels``. The box of a polygon is the smallest around it.
     - ``keypoints``, if ``data.yaml`` has ``kpt_shape``, or :func:`_infer_points` finds them in the lines.
-    - ``polygons``, if a line has one: its numbers as in the file, fractions of the sides; None for an object with a
-      box.
+    - ``segments``, if a line has a polygon: its numbers as in the file, fractions of the sides; None for an object with
+      a box.
 
     Opening raises :class:`SourceError` if no images are found. Listing raises it for an image that is listed twice. A
     box or polygon with a fraction below -0.01 or above 1.01 makes a bad sample.
@@ -94,7 +94,7 @@ class YoloSource(FileRowSource):
             points, numbers = self._layout.points
             columns["keypoints"] = Keypoints(numbers, of="boxes", points=points)
         elif self._has_polygons:
-            columns["polygons"] = Json(shapes=True)
+            columns["segments"] = Segments(of="boxes", fractions=True)
         return columns
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
@@ -115,7 +115,7 @@ class YoloSource(FileRowSource):
         with self.name_annotation_file(ref):
             values |= _parse_label_lines(values["labels"] or b"", width, height, self._layout.points)
         if not self._has_polygons:
-            del values["polygons"]
+            del values["segments"]
         return values | {RELATIVE: True}
 
     def annotation_frame(self, kind: str) -> str | None:
@@ -192,11 +192,11 @@ def _infer_points(rows: Sequence[Sequence[bytes]]) -> tuple[int, int] | None:
 
 
 def _parse_label_lines(text: bytes, width: int, height: int, points: tuple[int, int] | None) -> dict[str, Any]:
-    """Parses a file of labels to ``boxes``, ``labels``, ``polygons`` and, with ``points``, ``keypoints``, by the sides
+    """Parses a file of labels to ``boxes``, ``labels``, ``segments`` and, with ``points``, ``keypoints``, by the sides
     of the upright image.
     """
     sides = (width, height)
-    values: dict[str, list[Any]] = {"boxes": [], "labels": [], **({"keypoints": []} if points else {}), "polygons": []}
+    values: dict[str, list[Any]] = {"boxes": [], "labels": [], **({"keypoints": []} if points else {}), "segments": []}
     for number, line in enumerate(text.removeprefix(_BOM).splitlines(), 1):
         words = line.split()
         if not words:
@@ -217,7 +217,7 @@ def _parse_label_lines(text: bytes, width: int, height: int, points: tuple[int, 
         # Boxes and keypoints are in pixels, polygons stay fractions.
         values["boxes"].append([place * side for place, side in zip(corners, sides * 2, strict=True)])
         values["labels"].append(int(label))
-        values["polygons"].append(places if is_polygon else None)
+        values["segments"].append([places] if is_polygon else None)
         if points:
             rows = [places[n : n + points[1]] for n in range(4, len(places), points[1])]
             values["keypoints"].append([[row[0] * width, row[1] * height, *row[2:]] for row in rows])

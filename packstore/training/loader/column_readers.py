@@ -104,6 +104,10 @@ def make_column_readers(
                 return ObjectReader(column, optional)
             case "stack":
                 return NumberReader(column, optional)
+            case "segments":
+                from packstore.training.loader.segments import SegmentsReader
+
+                return SegmentsReader(column, options.segments, optional)
             case "rows":
                 from packstore.training.loader.ragged_columns import RaggedReader
 

@@ -98,6 +98,13 @@ class ColumnContext:
         self.plan.errors[record] = error
         self.failed.add(row)
 
+    def compare_counts(self, column: Column, counts: NDArray[np.int64], expected: NDArray[np.int64]) -> None:
+        """Notes a failure for each record whose number of a column's rows is not that of its objects."""
+        for row in np.flatnonzero(counts != expected).tolist():
+            if row not in self.failed:
+                rows = f"{counts[row]} rows of {column.name!r}, and {expected[row]} of {column.parallel!r}"
+                self.note_failure(row, StoreError(f"it has {rows}"), column.name)
+
 
 class ColumnRows(ABC):
     """Values of one column for one batch, in host memory. They were read, and are not yet on the device."""

@@ -143,6 +143,12 @@ class BatchOptions:
         '``"optional"``: records may have no value, and the value of the batch is a list with None for these. Without '
         "it a missing value is an error.",
     )
+    segments: Literal["polygons", "masks", "padded"] = option(
+        "polygons",
+        "Form of segments. ``polygons``: lists as items have them, moved and clipped, in pixels. ``masks``: a bool "
+        "``(n, H, W)`` for each record, with a mask for each object. ``padded``: :class:`Padded` of all masks, "
+        "``(B, n, H, W)``, and the numbers of objects.",
+    )
     mask_fill: int = option(
         0,
         "Value of masks outside the image, if a crop exceeds it; masks become int32 for values that uint8 lacks, such "

@@ -165,10 +165,7 @@ class RaggedReader(ColumnReader):
             keep: Whether to keep each object, of all records.
             expected: Number of objects of each record.
         """
-        for row in np.flatnonzero(counts != expected).tolist():
-            if row not in context.failed:
-                rows = f"{counts[row]} rows of {self.column.name!r}, and {expected[row]} of {self.column.parallel!r}"
-                context.note_failure(row, StoreError(f"it has {rows}"), self.column.name)
+        context.compare_counts(self.column, counts, expected)
         failed = np.isin(np.arange(len(counts)), [*context.failed])
         kept = ~np.repeat(failed, counts)
         kept[kept] = keep[~np.repeat(failed, expected)]

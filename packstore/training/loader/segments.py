@@ -1,0 +1,329 @@
+"""Reads segments of objects for batches, and moves them with the images: as masks, or as polygons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from packstore.core.column_types.segments import list_shapes, parse_shapes
+from packstore.core.errors import PackstoreError, StoreError
+from packstore.core.manifest import Column
+from packstore.images.annotations import encode_run_lengths, fill_run_lengths
+from packstore.images.segment_masks import fill_segments
+from packstore.training.augment.mosaic import Tiles
+from packstore.training.augment.targets import Move, Placement, Warp, place_mask
+from packstore.training.loader.columns import (
+    ColumnContext,
+    ColumnReader,
+    ColumnRows,
+    NewBuffer,
+    Padded,
+    fill_missing,
+    select_rows,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """All moves of a batch that are crops, resizes and flips, as one scale, offset and flip of each image.
+
+    Attributes:
+        scale: Factors of y and x, float64 ``(B, 2)``.
+        offset: Offsets of y and x after scaling, from the corner of the result before it is mirrored.
+        mirrored: bool ``(B,)``: whether the result is mirrored.
+        visible: Top, left, bottom and right of the image's part in the result before it is mirrored, int64 ``(B, 4)``.
+    """
+
+    scale: NDArray[np.float64]
+    offset: NDArray[np.float64]
+    mirrored: NDArray[np.bool_]
+    visible: NDArray[np.int64]
+
+
+def fold_moves(moves: tuple[Move | Warp, ...], sizes: NDArray[np.int64]) -> Fold | None:
+    """Folds moves of images of ``sizes``, int64 ``(B, 2)``. Returns None if one is a warp."""
+    scale, offset = np.ones((len(sizes), 2)), np.zeros((len(sizes), 2))
+    visible = np.concatenate([np.zeros_like(scale), sizes], 1)
+    width = sizes[:, 1]
+    for move in moves:
+        if isinstance(move, Warp):
+            return None
+        box, window = move.crops.box, move.crops.window
+        ratio = move.crops.size / np.maximum(box[:, 2:], 1)
+        scale, offset = scale * ratio, (offset - box[:, :2]) * ratio - window[:, :2]
+        edges = np.clip(visible.reshape(-1, 2, 2) - box[:, None, :2], 0, box[:, None, 2:])
+        edges = np.clip(edges * ratio[:, None] - window[:, None, :2], 0, window[:, None, 2:])
+        visible, width = edges.reshape(-1, 4), window[:, 3]
+        if move.crops.flip is not None:
+            _mirror(np.asarray(move.crops.flip, np.bool_), width, scale, offset, visible)
+    mirrored = scale[:, 1] < 0
+    _mirror(mirrored, width, scale, offset, visible)
+    return Fold(scale, offset, mirrored, np.rint(visible).astype(np.int64))
+
+
+def _mirror(these: NDArray[np.bool_], width: NDArray[np.int64], scale: Any, offset: Any, visible: Any) -> None:
+    """Mirrors the moves of images ``these`` of a result of ``width``, in place."""
+    scale[these, 1] *= -1
+    offset[these, 1] = width[these] - offset[these, 1]
+    visible[these, 1::2] = width[these, None] - visible[these, :0:-2]
+
+
+@dataclass(eq=False)
+class SegmentRows(ColumnRows):
+    """Segments of a batch.
+
+    Attributes:
+        column: The column.
+        values: Stored value of each record; empty for failed and missing ones.
+        kept: Which objects of each record are kept.
+        sizes: Height and width of each image.
+        placement: Moves of the images; None without operations.
+        fold: They as one move; None if they are none.
+        form: ``polygons``, ``masks`` or ``padded`` masks.
+        missing: True for records without a value; None if the column is not optional.
+    """
+
+    column: Column
+    values: list[bytes]
+    kept: list[NDArray[np.bool_]]
+    sizes: NDArray[np.int64]
+    placement: Placement | None
+    fold: Fold | None
+    form: str
+    missing: NDArray[np.bool_] | None
+    _made: list[Any] = field(init=False)
+    _steps: list[tuple[Warp | Fold, NDArray[np.int64]]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._made, self._steps = [None] * len(self.values), []
+        if self.placement is None:
+            return
+        self.placement.prepare_masks()
+        sizes = self.sizes
+        for part in self.placement.parts if self.form == "polygons" else ():
+            step = part if isinstance(part, Warp) else fold_moves(part.moves, sizes)
+            assert step is not None
+            sizes = part.sizes
+            self._steps.append((step, sizes))
+
+    def fill_rows(self, context: ColumnContext, first: int, stop: int, skip: Set[int]) -> list[int]:
+        """Makes masks or moved polygons, see :meth:`ColumnRows.fill_rows`."""
+        failed = []
+        for row in range(first, stop):
+            if row in skip:
+                continue
+            try:
+                self._made[row] = self._list_polygons(row) if self.form == "polygons" else self._fill_masks(row)
+            except PackstoreError as error:
+                context.note_failure(row, error, self.column.name)
+                failed.append(row)
+        return failed
+
+    def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+        """Returns the masks of all objects of each record, or one padded tensor and the numbers of objects. Polygons
+        have no tensors.
+        """
+        masks = [] if self.form == "polygons" else select_rows(self._made, kept)
+        if self.form != "padded" or not masks:
+            return [torch.zeros((0, 0, 0), dtype=torch.bool) if each is None else each for each in masks]
+        return list(pad_masks(masks))
+
+    def build_value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
+        """Builds a list of ``(n, H, W)`` bool tensors, a :class:`Padded`, or a list of lists of polygons."""
+        made = select_rows(self._made, kept)
+        if self.form == "polygons":
+            return fill_missing(made, self.missing, kept)
+        if self.form == "padded" and made:
+            return Padded(next(there), next(there))
+        return fill_missing([next(there) for _ in made], self.missing, kept)
+
+    def _fill_masks(self, row: int) -> torch.Tensor:
+        """Rasterises the kept objects of a record, at the size of its result."""
+        size, placement, fold = self.sizes[row].tolist(), self.placement, self.fold
+        unit = size[::-1] if self.column.coordinates == "fractions" else (1, 1)
+        if placement is None:
+            return self._fill(row, size, move=(*unit, 0, 0))
+        if fold is None:
+            masks = self._fill(row, size, move=(*unit, 0, 0)).numpy()
+            return torch.from_numpy(place_mask(placement, row, masks))
+        height, width = placement.sizes[row].tolist()
+        (down, across), (y, x) = fold.scale[row].tolist(), fold.offset[row].tolist()
+        top, left, bottom, right = fold.visible[row].tolist()
+        mirrored = bool(fold.mirrored[row])
+        # The engine adds whole pixels after it has followed the outlines: so a crop shows exactly what the whole shows.
+        down_by, right_by = round(y), round(x)
+        place = (top, width - right if mirrored else left)
+        return self._fill(
+            row,
+            (height, width),
+            view=(top - down_by, left - right_by, bottom - top, right - left, mirrored, *place),
+            move=(unit[0] * across, unit[1] * down, x - right_by, y - down_by),
+            rows=placement.rows[row, :height],
+            columns=placement.columns[row, :width],
+        )
+
+    def _fill(self, row: int, shape: Sequence[int], **place: Any) -> torch.Tensor:
+        """Fills masks of ``shape``, see :func:`fill_segments`; raises :class:`StoreError` if it refuses the value."""
+        size, kept = self.sizes[row].tolist(), self.kept[row]
+        masks = torch.zeros((int(kept.sum()), *shape), dtype=torch.uint8)
+        if not fill_segments(self.values[row], kept, size, masks.numpy(), **place):
+            shapes = parse_shapes(self.column, self.values[row])  # raises the right error for a damaged value
+            found = f"{shapes.sizes.tolist()!r:.60}"
+            raise StoreError(f"its run lengths, of sizes {found}, do not fill an image of {size[0]} x {size[1]}")
+        return masks.view(torch.bool)
+
+    def _list_polygons(self, row: int) -> list[Any]:
+        """Returns the shapes of the kept objects, as items have them, moved and clipped, in pixels of the result."""
+        shapes, kept, placement = parse_shapes(self.column, self.values[row]), self.kept[row], self.placement
+        unit = self.sizes[row, ::-1] if self.column.coordinates == "fractions" else np.ones(2)
+        corners = shapes.corners * unit
+        if placement is None:
+            found = list_shapes(replace(shapes, corners=corners))
+            return [shape for shape, keep in zip(found, kept.tolist(), strict=True) if keep]
+        found = list_shapes(replace(shapes, corners=self._move_corners(row, corners)))
+        runs = {n for n, shape in enumerate(found) if isinstance(shape, dict) and "counts" in shape and kept[n]}
+        if runs:
+            masks = iter(self._fill_masks(row).numpy()[[n in runs for n in np.flatnonzero(kept).tolist()]])
+        height, width = placement.sizes[row].tolist()
+        moved: list[Any] = []
+        for number in np.flatnonzero(kept).tolist():
+            shape = found[number]
+            if number in runs:
+                shape = {"size": [height, width], "counts": encode_run_lengths(next(masks))}
+            elif isinstance(shape, dict):
+                shape = {name: clip_rings(rings, width, height) for name, rings in shape.items()}
+            elif shape is not None:
+                shape = clip_rings(shape, width, height)
+            moved.append(shape)
+        return moved
+
+    def _move_corners(self, row: int, corners: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Moves corners ``(N, 2)``, x and y in pixels, with the image ``row``."""
+        for step, sizes in self._steps:
+            if isinstance(step, Warp):
+                corners = np.asarray(step.move_points(corners[:, None], np.full(len(corners), row))[:, 0], np.float64)
+                continue
+            corners = corners * step.scale[row, ::-1] + step.offset[row, ::-1]
+            if step.mirrored[row]:
+                corners[:, 0] = sizes[row, 1] - corners[:, 0]
+        return corners
+
+
+class SegmentsReader(ColumnReader):
+    """Reads a column of segments for batches."""
+
+    def __init__(self, column: Column, form: str, optional: bool) -> None:
+        """``form``: ``polygons``, ``masks`` or ``padded``. ``optional``: records may have no value."""
+        super().__init__(column, optional)
+        self._form = form
+
+    def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> SegmentRows:
+        """Reads the stored values, and drops objects that the column's boxes drop. The boxes must be read before.
+
+        Raises as :meth:`ColumnReader.read_batch`.
+        """
+        column, missing = self.column, self.find_missing(context)
+        values: list[bytes] = []
+        for row, record in enumerate(context.numbers):
+            value = b""
+            if row not in context.failed:
+                try:
+                    value = bytes(context.reader.value(column.name, record))
+                except PackstoreError as error:
+                    context.note_failure(row, error, column.name)
+            values.append(value)
+        counts = np.array([column.traits.count_rows(column, value) for value in values])
+        kept = self._find_kept(context, counts)
+        sizes, placement = context.plan.sizes, context.placement
+        fold = None if placement is None else fold_moves(placement.moves, sizes)
+        return SegmentRows(column, values, kept, sizes, placement, fold, self._form, missing)
+
+    def _find_kept(self, context: ColumnContext, counts: NDArray[np.int64]) -> list[NDArray[np.bool_]]:
+        """Returns which objects of each record are kept. A record with another number of objects than boxes fails."""
+        if self.column.parallel not in context.objects:
+            return [np.ones(count, np.bool_) for count in counts.tolist()]
+        keep, expected = context.objects[self.column.parallel]
+        context.compare_counts(self.column, counts, expected)
+        ends = np.cumsum(expected).tolist()
+        return [np.ascontiguousarray(keep[end - n : end]) for end, n in zip(ends, expected.tolist(), strict=True)]
+
+
+def clip_rings(rings: Sequence[Sequence[float]], width: int, height: int) -> list[list[float]]:
+    """Clips rings ``x, y, x, y …`` to an image, in pixels. Leaves out those outside.
+
+    Cuts along one side after the other (Sutherland and Hodgman, 1974).
+    """
+    clipped = []
+    for ring in rings:
+        points = np.reshape(ring, (-1, 2))
+        for axis, limit, sign in ((0, 0, 1), (0, width, -1), (1, 0, 1), (1, height, -1)):
+            depth = sign * (points[:, axis] - limit)
+            if (depth >= 0).all():
+                continue
+            following, behind = np.roll(points, -1, 0), np.roll(depth, -1)
+            crosses = (depth < 0) != (behind < 0)
+            share = np.divide(depth, depth - behind, where=crosses, out=np.zeros_like(depth))
+            cuts = points + share[:, None] * (following - points)
+            cuts[:, axis] = limit
+            points = np.stack([points, cuts], 1).reshape(-1, 2)[np.stack([depth >= 0, crosses], 1).ravel()]
+        if len(points):
+            clipped.append(points.ravel().tolist())
+    return clipped
+
+
+def pad_masks(masks: Sequence[torch.Tensor]) -> Padded:
+    """Pads masks ``(n, h, w)`` of at least one record to the largest number of objects, height and width."""
+    sides = [max(each.shape[axis] for each in masks) for axis in range(3)]
+    values = masks[0].new_zeros((len(masks), *sides))
+    for value, each in zip(values, masks, strict=True):
+        value[: each.shape[0], : each.shape[1], : each.shape[2]] = each
+    return Padded(values, torch.tensor([len(each) for each in masks], device=values.device))
+
+
+def join_tiles(values: Any, mosaics: Tiles, kept: NDArray[np.bool_] | None) -> Any:
+    """Joins the segments of the tiles of each mosaic, in the form that they have. ``kept``: which objects of all tiles
+    stay; None for all."""
+    is_padded = isinstance(values, Padded)
+    if is_padded:
+        values = [masks[:count] for masks, count in zip(values.values, values.lengths.tolist(), strict=True)]
+    (height, width), first, joined = mosaics.size, 0, list[Any]()
+    for tiles in mosaics.tiles:
+        objects: list[Any] = []
+        for source, top, left in tiles:
+            value = values[source]
+            keep = range(len(value)) if kept is None else np.flatnonzero(kept[first : first + len(value)]).tolist()
+            first += len(value)
+            if isinstance(value, torch.Tensor):
+                objects.append(_place(value[list(keep)], top, left, height, width))
+            else:
+                objects += (_shift(value[number], top, left, height, width) for number in keep)
+        joined.append(torch.cat(objects) if isinstance(value, torch.Tensor) else objects)
+    return pad_masks(joined) if is_padded and joined else joined
+
+
+def _place(masks: torch.Tensor, top: int, left: int, height: int, width: int) -> torch.Tensor:
+    """Puts masks ``(n, h, w)`` on zeros of another size."""
+    result = masks.new_zeros((len(masks), height, width))
+    y, x = max(0, top), max(0, left)
+    bottom, right = min(height, top + masks.shape[1]), min(width, left + masks.shape[2])
+    if y < bottom and x < right:
+        result[:, y:bottom, x:right] = masks[:, y - top : bottom - top, x - left : right - left]
+    return result
+
+
+def _shift(shape: Any, top: int, left: int, height: int, width: int) -> Any:
+    """Moves a shape in pixels, and clips it to an image of another size."""
+    if isinstance(shape, dict) and "counts" in shape:
+        mask = np.zeros(shape["size"], np.uint8)
+        fill_run_lengths(shape, mask)
+        placed = _place(torch.from_numpy(mask)[None], top, left, height, width)[0]
+        return {"size": [height, width], "counts": encode_run_lengths(placed.numpy() != 0)}
+    if isinstance(shape, dict):
+        return {name: _shift(rings, top, left, height, width) for name, rings in shape.items()}
+    moved = [(np.reshape(ring, (-1, 2)) + np.array([left, top])).ravel().tolist() for ring in shape or ()]
+    return None if shape is None else clip_rings(moved, width, height)
