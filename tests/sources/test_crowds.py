@@ -212,9 +212,8 @@ def pixels_of(values: dict[str, Any], names: list[str], classes: dict[str, Any])
     if values.get("mask_labels") is not None:
         shown = {classes["mask_labels"][n]: int((values["mask"] == n).sum()) for n in values["mask_labels"]}
         return {name: count for name, count in shown.items() if name != LABELS[0]}
-    notes = (values.get("json") or {}).get("annotations", ()) if isinstance(values.get("json"), dict) else ()
-    runs = [(name, each["segmentation"]) for name, each in zip(names, notes, strict=bool(notes)) if
-            isinstance(each.get("segmentation"), dict)]  # fmt: skip
+    runs = [(name, shape) for name, shape in zip(names, values.get("segments") or (), strict=False) if
+            isinstance(shape, dict)]  # fmt: skip
     counts: Counter[str] = Counter()
     for name, segmentation in runs:
         counts[name] += int(coco_masks([segmentation], HEIGHT, WIDTH).sum())

@@ -151,9 +151,9 @@ class Tiles:
             if column.traits.lies_on_image:
                 results[name] = self.arrange_tiles(values[name], mask_fill)
             elif column.collation == "segments":
-                from packstore.training.loader.segments import join_tiles
+                from packstore.training.augment.outlines import join_tiles
 
-                results[name] = join_tiles(values[name], self, kept.get(column.parallel))
+                results[name] = join_tiles(values[name], self.tiles, self.size, kept.get(column.parallel))
             elif column.traits.moves or column.parallel in kept:
                 results[name], keep = self._join_rows(column, values[name], kept.get(column.parallel), moves)
                 if column.traits.rows_are_objects:

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from packstore.core.column_types.segments import list_shapes, parse_shapes
 from packstore.core.errors import PackstoreError, StoreError
 from packstore.core.manifest import Column
-from packstore.images.annotations import encode_run_lengths, fill_run_lengths
+from packstore.images.annotations import encode_run_lengths
 from packstore.images.segment_masks import fill_segments
-from packstore.training.augment.mosaic import Tiles
+from packstore.training.augment.outlines import clip_rings, pad_masks
 from packstore.training.augment.targets import Move, Placement, Warp, place_mask
 from packstore.training.loader.columns import (
     ColumnContext,
@@ -251,79 +251,3 @@ class SegmentsReader(ColumnReader):
         context.compare_counts(self.column, counts, expected)
         ends = np.cumsum(expected).tolist()
         return [np.ascontiguousarray(keep[end - n : end]) for end, n in zip(ends, expected.tolist(), strict=True)]
-
-
-def clip_rings(rings: Sequence[Sequence[float]], width: int, height: int) -> list[list[float]]:
-    """Clips rings ``x, y, x, y …`` to an image, in pixels. Leaves out those outside.
-
-    Cuts along one side after the other (Sutherland and Hodgman, 1974).
-    """
-    clipped = []
-    for ring in rings:
-        points = np.reshape(ring, (-1, 2))
-        for axis, limit, sign in ((0, 0, 1), (0, width, -1), (1, 0, 1), (1, height, -1)):
-            depth = sign * (points[:, axis] - limit)
-            if (depth >= 0).all():
-                continue
-            following, behind = np.roll(points, -1, 0), np.roll(depth, -1)
-            crosses = (depth < 0) != (behind < 0)
-            share = np.divide(depth, depth - behind, where=crosses, out=np.zeros_like(depth))
-            cuts = points + share[:, None] * (following - points)
-            cuts[:, axis] = limit
-            points = np.stack([points, cuts], 1).reshape(-1, 2)[np.stack([depth >= 0, crosses], 1).ravel()]
-        if len(points):
-            clipped.append(points.ravel().tolist())
-    return clipped
-
-
-def pad_masks(masks: Sequence[torch.Tensor]) -> Padded:
-    """Pads masks ``(n, h, w)`` of at least one record to the largest number of objects, height and width."""
-    sides = [max(each.shape[axis] for each in masks) for axis in range(3)]
-    values = masks[0].new_zeros((len(masks), *sides))
-    for value, each in zip(values, masks, strict=True):
-        value[: each.shape[0], : each.shape[1], : each.shape[2]] = each
-    return Padded(values, torch.tensor([len(each) for each in masks], device=values.device))
-
-
-def join_tiles(values: Any, mosaics: Tiles, kept: NDArray[np.bool_] | None) -> Any:
-    """Joins the segments of the tiles of each mosaic, in the form that they have. ``kept``: which objects of all tiles
-    stay; None for all."""
-    is_padded = isinstance(values, Padded)
-    if is_padded:
-        values = [masks[:count] for masks, count in zip(values.values, values.lengths.tolist(), strict=True)]
-    (height, width), first, joined = mosaics.size, 0, list[Any]()
-    for tiles in mosaics.tiles:
-        objects: list[Any] = []
-        for source, top, left in tiles:
-            value = values[source]
-            keep = range(len(value)) if kept is None else np.flatnonzero(kept[first : first + len(value)]).tolist()
-            first += len(value)
-            if isinstance(value, torch.Tensor):
-                objects.append(_place(value[list(keep)], top, left, height, width))
-            else:
-                objects += (_shift(value[number], top, left, height, width) for number in keep)
-        joined.append(torch.cat(objects) if isinstance(value, torch.Tensor) else objects)
-    return pad_masks(joined) if is_padded and joined else joined
-
-
-def _place(masks: torch.Tensor, top: int, left: int, height: int, width: int) -> torch.Tensor:
-    """Puts masks ``(n, h, w)`` on zeros of another size."""
-    result = masks.new_zeros((len(masks), height, width))
-    y, x = max(0, top), max(0, left)
-    bottom, right = min(height, top + masks.shape[1]), min(width, left + masks.shape[2])
-    if y < bottom and x < right:
-        result[:, y:bottom, x:right] = masks[:, y - top : bottom - top, x - left : right - left]
-    return result
-
-
-def _shift(shape: Any, top: int, left: int, height: int, width: int) -> Any:
-    """Moves a shape in pixels, and clips it to an image of another size."""
-    if isinstance(shape, dict) and "counts" in shape:
-        mask = np.zeros(shape["size"], np.uint8)
-        fill_run_lengths(shape, mask)
-        placed = _place(torch.from_numpy(mask)[None], top, left, height, width)[0]
-        return {"size": [height, width], "counts": encode_run_lengths(placed.numpy() != 0)}
-    if isinstance(shape, dict):
-        return {name: _shift(rings, top, left, height, width) for name, rings in shape.items()}
-    moved = [(np.reshape(ring, (-1, 2)) + np.array([left, top])).ravel().tolist() for ring in shape or ()]
-    return None if shape is None else clip_rings(moved, width, height)

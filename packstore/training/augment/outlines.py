@@ -1,0 +1,102 @@
+"""Clips outlines of objects, and joins the segments of images that become one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from packstore.images.annotations import encode_run_lengths, fill_run_lengths
+
+
+def clip_rings(rings: Sequence[Sequence[float]], width: int, height: int) -> list[list[float]]:
+    """Clips rings ``x, y, x, y …`` to an image, in pixels. Leaves out those outside.
+
+    Cuts along one side after the other (Sutherland and Hodgman, 1974).
+    """
+    clipped = []
+    for ring in rings:
+        points = np.reshape(ring, (-1, 2))
+        for axis, limit, sign in ((0, 0, 1), (0, width, -1), (1, 0, 1), (1, height, -1)):
+            depth = sign * (points[:, axis] - limit)
+            if (depth >= 0).all():
+                continue
+            following, behind = np.roll(points, -1, 0), np.roll(depth, -1)
+            crosses = (depth < 0) != (behind < 0)
+            share = np.divide(depth, depth - behind, where=crosses, out=np.zeros_like(depth))
+            cuts = points + share[:, None] * (following - points)
+            cuts[:, axis] = limit
+            points = np.stack([points, cuts], 1).reshape(-1, 2)[np.stack([depth >= 0, crosses], 1).ravel()]
+        if len(points):
+            clipped.append(points.ravel().tolist())
+    return clipped
+
+
+def pad_masks(masks: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pads masks ``(n, h, w)`` of at least one record to the largest number of objects, height and width.
+
+    Returns the masks and the numbers of objects.
+    """
+    sides = [max(each.shape[axis] for each in masks) for axis in range(3)]
+    values = masks[0].new_zeros((len(masks), *sides))
+    for value, each in zip(values, masks, strict=True):
+        value[: each.shape[0], : each.shape[1], : each.shape[2]] = each
+    return values, torch.tensor([len(each) for each in masks], device=values.device)
+
+
+def join_tiles(
+    values: Any,
+    mosaics: Sequence[Sequence[tuple[int, int, int]]],
+    size: tuple[int, int],
+    kept: NDArray[np.bool_] | None,
+) -> Any:
+    """Joins the segments of the tiles of each mosaic, in the form that they have.
+
+    Args:
+        values: Segments of a batch: lists of shapes, masks, or padded masks.
+        mosaics: For each mosaic: row in the batch, top and left of each of its images.
+        size: Height and width of the mosaics.
+        kept: Which objects of all tiles stay; None for all.
+    """
+    padded: Any = type(values) if isinstance(values, tuple) else None  # Padded
+    if padded:
+        values = [masks[:count] for masks, count in zip(values.values, values.lengths.tolist(), strict=True)]
+    (height, width), first, joined = size, 0, list[Any]()
+    for tiles in mosaics:
+        objects: list[Any] = []
+        for source, top, left in tiles:
+            value = values[source]
+            keep = range(len(value)) if kept is None else np.flatnonzero(kept[first : first + len(value)]).tolist()
+            first += len(value)
+            if isinstance(value, torch.Tensor):
+                objects.append(_place(value[list(keep)], top, left, height, width))
+            else:
+                objects += (_shift(value[number], top, left, height, width) for number in keep)
+        joined.append(torch.cat(objects) if isinstance(value, torch.Tensor) else objects)
+    return padded(*pad_masks(joined)) if padded and joined else joined
+
+
+def _place(masks: torch.Tensor, top: int, left: int, height: int, width: int) -> torch.Tensor:
+    """Puts masks ``(n, h, w)`` on zeros of another size."""
+    result = masks.new_zeros((len(masks), height, width))
+    y, x = max(0, top), max(0, left)
+    bottom, right = min(height, top + masks.shape[1]), min(width, left + masks.shape[2])
+    if y < bottom and x < right:
+        result[:, y:bottom, x:right] = masks[:, y - top : bottom - top, x - left : right - left]
+    return result
+
+
+def _shift(shape: Any, top: int, left: int, height: int, width: int) -> Any:
+    """Moves a shape in pixels, and clips it to an image of another size."""
+    if isinstance(shape, dict) and "counts" in shape:
+        mask = np.zeros(shape["size"], np.uint8)
+        fill_run_lengths(shape, mask)
+        placed = _place(torch.from_numpy(mask)[None], top, left, height, width)[0]
+        return {"size": [height, width], "counts": encode_run_lengths(placed.numpy() != 0)}
+    if isinstance(shape, dict):
+        return {name: _shift(rings, top, left, height, width) for name, rings in shape.items()}
+    moved = [(np.reshape(ring, (-1, 2)) + np.array([left, top])).ravel().tolist() for ring in shape or ()]
+    return None if shape is None else clip_rings(moved, width, height)
