@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from packstore.core.column_types.segments import decode_run_lengths
 from packstore.core.columns import UPRIGHT, from_stored, is_moved, shape_to_stored, to_stored
 from packstore.core.manifest import Column
 from packstore.images.masks import decode_mask, open_mask, read_mask_header
@@ -170,33 +171,6 @@ class Turn:
             moved = self.move_pixels(mask)
             return shape | {"size": [*moved.shape], "counts": encode_run_lengths(moved != 0)}
         return shape
-
-
-def decode_run_lengths(text: bytes) -> list[int]:
-    """Decodes COCO's string of run lengths. Each character has five bits.
-
-    From the fourth on, a length is stored as its difference to the length two before it. Raises :class:`ValueError` for
-    any other text.
-    """
-    counts: list[int] = []
-    value = bits = 0
-    for character in text:
-        part = character - 48
-        if not 0 <= part < 64 or bits > 60:
-            raise ValueError("run lengths are not COCO's string")
-        value |= (part & 0x1F) << bits
-        bits += 5
-        if part & 0x20:
-            continue
-        if part & 0x10:
-            value -= 1 << bits
-        counts.append(value + counts[-2] if len(counts) > 2 else value)
-        if not 0 <= counts[-1] < 1 << 40:
-            raise ValueError("run lengths are not COCO's string: one is out of range")
-        value = bits = 0
-    if bits:
-        raise ValueError("run lengths end within a number")
-    return counts
 
 
 def compute_run_lengths_box(counts: Sequence[int], height: int, width: int) -> list[float]:

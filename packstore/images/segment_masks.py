@@ -66,9 +66,18 @@ def fill_segments(
     return bool(outcome == compiled.DONE)
 
 
+def fill_shapes(column: Column, shapes: Any, height: int, width: int) -> NDArray[np.uint8]:
+    """Makes a mask for each shape of a value of segments, uint8 ``(n, height, width)``: 1 inside, else 0.
+
+    Raises :class:`ValueError` for a value that is none, or does not fit the image.
+    """
+    masks = np.zeros((len(shapes), height, width), np.uint8)
+    move = (width, height, 0, 0) if column.coordinates == "fractions" else (1, 1, 0, 0)
+    if not fill_segments(to_stored(column, shapes), np.ones(len(shapes), np.bool_), (height, width), masks, move=move):
+        raise ValueError(f"run lengths do not fill an image of {height} x {width} pixels")
+    return masks
+
+
 def encode_shape(shape: Any, height: int, width: int) -> dict[str, Any]:
-    """Converts a shape in pixels to run lengths of an image. Raises :class:`ValueError` if it is no shape of it."""
-    mask = np.zeros((1, height, width), np.uint8)
-    if not fill_segments(to_stored(PIXELS, [shape]), np.ones(1, np.bool_), (height, width), mask):
-        raise ValueError(f"{shape!r:.60} is no shape of an image of {height} x {width} pixels")
-    return {"size": [height, width], "counts": encode_run_lengths(mask[0] != 0)}
+    """Converts a shape in pixels to run lengths of an image. Raises as :func:`fill_shapes`."""
+    return {"size": [height, width], "counts": encode_run_lengths(fill_shapes(PIXELS, [shape], height, width)[0] != 0)}

@@ -217,7 +217,8 @@ def draw_values(
     chosen = [c for c in columns if c.traits.drawn_as and c.name in values and (which is None or c.name in which)]
     for column in sorted(chosen, key=lambda c: c.traits.layer):
         classes = read_row_classes(column, columns, values.get)
-        column.traits.draw(canvas, column, np.asarray(values[column.name]), classes)
+        value = values[column.name]
+        column.traits.draw(canvas, column, value if isinstance(value, list) else np.asarray(value), classes)
     return np.asarray(canvas.picture)
 
 
@@ -245,6 +246,19 @@ class _PictureCanvas:
         numbers = None if classes is None else classes.numbers
         names = [] if classes is None or not self._names else [*map(printable, classes.texts)]
         _draw_boxes(self.picture, boxes.reshape(-1, 2, 2) * self._scale, numbers, names)
+
+    def draw_rings(
+        self, objects: Sequence[Sequence[Sequence[float]]], fractions: bool, classes: RowClasses | None = None
+    ) -> None:
+        scale = np.array(self.picture.size) if fractions else self._scale
+        given = [] if classes is None else np.asarray(classes.numbers).tolist()
+        draw = ImageDraw.Draw(self.picture, "RGBA")
+        for number, rings in enumerate(objects):
+            color = class_color(given[number] if number < len(given) else number)
+            for ring in rings:
+                corners = (np.reshape(ring, (-1, 2)) * scale).clip(-1e5, 1e5)
+                if len(corners) > 1:
+                    draw.polygon([*map(tuple, corners.tolist())], (*color, round(255 * _MASK_OPACITY)), color)
 
     def draw_points(self, points: NDArray[Any]) -> None:
         _draw_points(self.picture, points, self._scale)

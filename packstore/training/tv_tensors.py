@@ -10,6 +10,7 @@ import torch
 
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column
+from packstore.images.segment_masks import fill_shapes
 
 
 class TVTensors:
@@ -56,13 +57,15 @@ class TVTensors:
 
     def wrap_value(self, column: Column, value: Any, size: tuple[int, int]) -> Any:
         """Wraps ``value`` in torchvision's type for its column. Wraps each image of a list. Returns other values
-        unchanged.
+        unchanged. Segments become masks, uint8 ``(n, H, W)``.
 
         Args:
             column: Column of the value.
             value: Value as with ``output="tensor"``.
             size: Height and width of the record's image.
         """
+        if value is not None and column.collation == "segments":
+            return self._kinds.Mask(torch.from_numpy(fill_shapes(column, value, *size)))
         if isinstance(value, list) and column.form == "files":
             return [self._kinds.Image(image) for image in value]
         if not isinstance(value, torch.Tensor):

@@ -94,6 +94,15 @@ class Canvas(Protocol):
         With ``classes``, each class has its own colour, and boxes have names.
         """
 
+    def draw_rings(
+        self, objects: Sequence[Sequence[Sequence[float]]], fractions: bool, classes: RowClasses | None = None
+    ) -> None:
+        """Fills the rings of objects, ``x, y, x, y …``, and draws their outlines. Each object has its own colour; with
+        ``classes`` each class.
+
+        ``fractions``: coordinates are fractions of the sides of the image, not pixels.
+        """
+
     def draw_points(self, points: NDArray[Any]) -> None:
         """Draws points ``(n, k)`` or ``(n, points, k)``: x, y, and with k = 3 visibility. Each row has its own colour.
 

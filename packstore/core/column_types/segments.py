@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.column_types.base import Column, Field, unfit_error
-from packstore.core.column_types.forms import Buffer, Collation, show_text
+from packstore.core.column_types.forms import MOST_ROWS, Buffer, Canvas, Collation, RowClasses, show_text
 from packstore.core.column_types.numbers import boxes_name
 from packstore.core.column_types.objects import BytesType
 from packstore.core.errors import StoreError
@@ -101,6 +101,8 @@ class SegmentsType(BytesType):
     goes_with_boxes = True
     coordinates: ClassVar[tuple[str | None, ...]] = ("pixels", "fractions")
     meaning = "polygons or run lengths of objects"
+    drawn_as = "segments"
+    layer = 1
     extension = "json"
 
     def to_stored(self, column: Column, value: Any) -> bytes:
@@ -137,6 +139,16 @@ class SegmentsType(BytesType):
         if self.count_rows(column, raw) != len(kept):
             return raw
         return self.to_stored(column, list(compress(self.from_stored(column, raw, None), kept.tolist())))
+
+    def draw(self, canvas: Canvas, column: Column, value: Any, classes: RowClasses | None) -> None:
+        """Draws the shapes, each in the colour of its class."""
+        rings = []
+        for shape in value:
+            try:
+                rings.append(list_rings(shape))
+            except ValueError:  # run lengths that are damaged
+                rings.append([])
+        canvas.draw_rings(rings, column.coordinates == "fractions", classes)
 
     def show(self, column: Column, value: Any) -> dict[str, Any]:
         """Returns the first 16,000 characters of JSON as ``value``."""
@@ -220,6 +232,8 @@ def _parse_shape(shape: Any) -> tuple[int, list[int], Any]:
         return _NONE, [], []
     if isinstance(shape, Mapping) and {*shape} == {"size", "counts"}:
         height, width = map(as_index, shape["size"])
+        if not (0 < height < 1 << 31 and 0 < width < 1 << 31):
+            raise ValueError(f"run lengths of an image of {height} x {width} pixels")
         counts = shape["counts"]
         if isinstance(counts, str):
             counts = counts.encode("latin-1")
@@ -252,6 +266,53 @@ def _shorten(values: NDArray[np.float64]) -> tuple[int, NDArray[Any]]:
         if np.array_equal(scaled / 10.0**decimals, values):
             return decimals, scaled.astype("<i4")
     return _FLOAT64, values.astype("<f8")
+
+
+def decode_run_lengths(text: bytes) -> list[int]:
+    """Decodes COCO's string of run lengths. Each character has five bits.
+
+    From the fourth on, a length is stored as its difference to the length two before it. Raises :class:`ValueError` for
+    any other text.
+    """
+    counts: list[int] = []
+    value = bits = 0
+    for character in text:
+        part = character - 48
+        if not 0 <= part < 64 or bits > 60:
+            raise ValueError("run lengths are not COCO's string")
+        value |= (part & 0x1F) << bits
+        bits += 5
+        if part & 0x20:
+            continue
+        if part & 0x10:
+            value -= 1 << bits
+        counts.append(value + counts[-2] if len(counts) > 2 else value)
+        if not 0 <= counts[-1] < 1 << 40:
+            raise ValueError("run lengths are not COCO's string: one is out of range")
+        value = bits = 0
+    if bits:
+        raise ValueError("run lengths end within a number")
+    return counts
+
+
+def list_rings(shape: Any) -> list[list[float]]:
+    """Returns the rings of a shape; of run lengths, a rectangle for each run in a column, at most 2,000."""
+    if shape is None:
+        return []
+    if isinstance(shape, list):
+        return shape
+    if "even_odd" in shape:
+        return list(shape["even_odd"])
+    counts = shape["counts"]
+    lengths = decode_run_lengths(counts.encode("latin-1")) if isinstance(counts, str) else counts
+    ends, height, rings = np.cumsum(lengths).tolist(), max(1, shape["size"][0]), list[list[float]]()
+    for start, end in zip(ends[::2], ends[1::2], strict=False):
+        while start < end and len(rings) < MOST_ROWS:
+            x, top = divmod(start, height)
+            bottom = min(height, top + end - start)
+            rings.append([x, top, x + 1, top, x + 1, bottom, x, bottom])
+            start += bottom - top
+    return rings
 
 
 SEGMENTS = SegmentsType()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.column_types.forms import RowClasses, cut_rows, to_json_numbers
+from packstore.core.column_types.forms import MOST_ROWS, RowClasses, cut_rows, to_json_numbers
 from packstore.core.columns import read_row_classes
 from packstore.core.errors import DecodeError, PackstoreError
 from packstore.core.manifest import Column, Manifest
@@ -80,7 +81,7 @@ def describe_value(column: Column, value: Any, classes: RowClasses | None) -> di
         return shown
     shapes = ShapeList()
     if not column.holds_masks:
-        column.traits.draw(shapes, column, np.asarray(value), classes)
+        column.traits.draw(shapes, column, value if isinstance(value, list) else np.asarray(value), classes)
     return shown | {"layer": column.traits.layer} | ({} if column.holds_masks else {"shapes": shapes.shapes})
 
 
@@ -89,6 +90,7 @@ class ShapeList:
 
     - Boxes: ``boxes``, each left, top, right, bottom. With classes: ``numbers`` and ``names``, one for each box.
     - Points: ``points``, a list of points for each object.
+    - Segments: ``rings``, a list of rings for each object, ``x, y, x, y …``; ``fractions``; with classes ``numbers``.
 
     Leaves out masks, and the rows that :func:`cut_rows` leaves out. A value without rows adds nothing.
     """
@@ -106,6 +108,14 @@ class ShapeList:
             classes = classes._replace(numbers=classes.numbers[: len(kept)])
         named = {} if classes is None else {"numbers": to_json_numbers(classes.numbers), "names": classes.texts}
         self.shapes += [{"boxes": to_json_numbers(kept), **named}] if len(kept) else []
+
+    def draw_rings(
+        self, objects: Sequence[Sequence[Sequence[float]]], fractions: bool, classes: RowClasses | None = None
+    ) -> None:
+        """Adds the rings of the first 2,000 objects. Adds nothing without objects."""
+        kept = objects[:MOST_ROWS]
+        numbered = {} if classes is None else {"numbers": to_json_numbers(classes.numbers[: len(kept)])}
+        self.shapes += [{"rings": list(kept), "fractions": fractions, **numbered}] if any(kept) else []
 
     def draw_points(self, points: NDArray[Any]) -> None:
         """Adds the points of each row as one object. Adds nothing without rows.

@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from packstore.images.annotations import compute_run_lengths_box, decode_run_lengths, encode_run_lengths
+from packstore.core.column_types.segments import decode_run_lengths
+from packstore.images.annotations import compute_run_lengths_box, encode_run_lengths
 from packstore.sources.annotation_formats import parsing, shapes
 from packstore.sources.annotation_formats.documents import document
 from packstore.sources.annotation_formats.shapes import Document, Listed, Parts, Picture, Tag

@@ -234,7 +234,8 @@ function drawLayer(column, width, height, about, asked) {
     return { layer: make("img", { class: "mask", src: address, alt: `Mask ${column.name}`, "data-layer": column.name }) };
   }
   const layer = make("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true", "data-layer": column.name });
-  const draw = (shape, unit) => (shape.boxes ? drawBoxes(shape, width, height, unit) : drawPoints(shape, unit));
+  const draw = (shape, unit) => (shape.boxes ? drawBoxes(shape, width, height, unit)
+    : shape.rings ? drawRings(shape, width, height, unit) : drawPoints(shape, unit));
   return { layer, draw: (unit) => layer.replaceChildren(...column.shapes.flatMap((shape) => draw(shape, unit))) };
 }
 
@@ -273,6 +274,16 @@ function drawLabel(name, across, down, shade, width, height, unit, taken) {
   taken.push({ x, y, wide });
   return make("g", {}, make("rect", { class: "label", x, y, width: wide, height: tall, fill: rgb(shade) }),
     make("text", { x: x + 3 * unit, y: y + 12 * unit, "font-size": 12 * unit, fill: onTop(shade) }, text));
+}
+
+function drawRings(shape, width, height, unit) {
+  const scale = shape.fractions ? [width, height] : [1, 1];
+  const path = (ring) => `M${ring.map((value, i) => value * scale[i % 2]).join(" ")}Z`;
+  return shape.rings.map((rings, i) => {
+    const shade = rgb(color(shape.numbers?.[i] ?? i));
+    return make("path", { class: "segment", d: rings.map(path).join(""), fill: shade, "fill-opacity": 0.35,
+      "fill-rule": "evenodd", stroke: shade, "stroke-width": 1.5 * unit });
+  });
 }
 
 function drawPoints(shape, unit) {
