@@ -469,7 +469,10 @@ class _SalvageWalk(RecordWalk):
             yield {**fields, **dict(zip(candidates, combination, strict=True))}
 
     def _choose_image(self, i: int) -> tuple[Buffer, str]:
-        """Returns the image of a record, the likeliest if no candidate has its checksum; and what is doubtful then."""
+        """Returns the image that its checksum proves, or else the likeliest; and what nothing proves then, or ``""``.
+
+        Raises :class:`LostRecordError` if none was found.
+        """
         candidates = self._data.images(i)
         if self._checksums is not None:
             expected = int(self._checksums[i])

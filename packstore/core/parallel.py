@@ -90,7 +90,7 @@ def ordered_flat_map(
 
 
 class _End(NamedTuple):
-    """The end of an item's pieces, with the error that ended them or None."""
+    """Marks the end of an item's pieces; ``error`` ended them early, or is None."""
 
     error: BaseException | None
 

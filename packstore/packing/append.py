@@ -183,7 +183,7 @@ def _make_shards(plan: AppendPlan, growth: Growth, progress: ProgressCallback) -
 
 
 def _is_whole(path: Path) -> bool:
-    """Tells if each shard of a complete store has the SHA-256 in the store's table."""
+    """Tells if every shard of a store has the size and the SHA-256 in the store's table; True without shards."""
     try:
         manifest = read_manifest(path)
         format: Format = FORMATS[manifest.format]

@@ -248,17 +248,21 @@ class _PictureCanvas:
         _draw_boxes(self.picture, boxes.reshape(-1, 2, 2) * self._scale, numbers, names)
 
     def draw_rings(
-        self, objects: Sequence[Sequence[Sequence[float]]], fractions: bool, classes: RowClasses | None = None
+        self,
+        objects: Sequence[Sequence[Sequence[float]]],
+        outlined: Sequence[bool],
+        fractions: bool,
+        classes: RowClasses | None = None,
     ) -> None:
         scale = np.array(self.picture.size) if fractions else self._scale
         given = [] if classes is None else np.asarray(classes.numbers).tolist()
-        draw = ImageDraw.Draw(self.picture, "RGBA")
-        for number, rings in enumerate(objects):
+        draw, opacity = ImageDraw.Draw(self.picture, "RGBA"), round(255 * _MASK_OPACITY)
+        for number, (rings, is_outlined) in enumerate(zip(objects, outlined, strict=True)):
             color = class_color(given[number] if number < len(given) else number)
             for ring in rings:
                 corners = (np.reshape(ring, (-1, 2)) * scale).clip(-1e5, 1e5)
                 if len(corners) > 1:
-                    draw.polygon([*map(tuple, corners.tolist())], (*color, round(255 * _MASK_OPACITY)), color)
+                    draw.polygon([*map(tuple, corners.tolist())], (*color, opacity), color if is_outlined else None)
 
     def draw_points(self, points: NDArray[Any]) -> None:
         _draw_points(self.picture, points, self._scale)

@@ -107,7 +107,7 @@ def _list_images(file: Document) -> Iterator[Listed]:
 
 
 def _read_parts(item: Any, _: Picture) -> Parts:
-    """Yields the columns of a conversation unchanged, and its other content as JSON."""
+    """Yields the columns of a listed conversation, then the rest of its entry as the column ``json``."""
     yield from (Value(name, value) for name, value in item[0].items())
     yield Value("json", item[1])
 

@@ -103,7 +103,7 @@ def _find_companions(tree: Tree, contents: Contents) -> list[Companion]:
 
 
 def _is_known(tree: Tree, known: Sequence[Known], relation: Relation, side: int) -> bool:
-    """Tells if one side of a relation, images (0) or other files (1), belongs to images by a known pattern."""
+    """Tells if a known pattern already covers one side of a relation: its images (0) or its other files (1)."""
     files = [pair[side] for pair in sample(relation.pairs, _TEXTS)]
     return any(any(map(pattern.matches_file, files)) and not other.is_apart(relation, tree) for pattern, other in known)
 
@@ -144,7 +144,10 @@ def _may_differ(one: Affix, other: Affix, within: bool) -> bool:
 def _relate(
     tree: Tree, folders: tuple[str, str] | None, pairs: Sequence[tuple[FolderContents, FolderContents]]
 ) -> list[Relation]:
-    """Relates the names in pairs of folders called ``folders``; with None, the names in each folder."""
+    """Finds the relations between names in each pair of folders, by samples of them.
+
+    ``folders``: the two names by which their paths differ; None for names within one folder.
+    """
     per_folder = max(2, min(_PER_FOLDER, _SAMPLED // max(1, len(pairs))) // (1 if folders is None else 2))
     listed: list[tuple[Names, Names]] = []
     for one, other in sample(pairs, _SAMPLED // 2):

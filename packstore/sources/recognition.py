@@ -278,7 +278,10 @@ def _find_nested(path: Path, certain: Callable[[Path], Kind | None]) -> list[tup
 
 
 def _find_only(place: Path, certain: Callable[[Path], Kind | None], depth: int) -> list[tuple[Path, Kind]]:
-    """Returns a path with its kind, or else the only dataset among the paths in it."""
+    """Returns a path with its kind, else the only dataset among the paths in it, else ``[]``.
+
+    Follows only chains of single paths further down, ``depth`` of them.
+    """
     try:
         kind = certain(place)
     except PackstoreError:

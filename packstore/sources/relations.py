@@ -382,8 +382,9 @@ class Relation:
         return not any(self.one.find(names, base) for names, base in places)
 
     def has_other_owner(self, tree: Tree, known: Sequence[tuple[CompanionPattern, Relation]]) -> bool:
-        """Tells if another folder has images of the same names, so that the files may belong to these. ``known``
-        companions of images do not count.
+        """Tells if images of the same names lie in a third folder, to which the files may belong instead.
+
+        Images there that match a pattern of ``known`` do not count.
         """
         image, file = self.pairs[0]
         mine, its = image.split("/"), file.split("/")

@@ -138,7 +138,7 @@ class RowSource(Source):
         claims = Claims()
         for name in splits:
             before = total
-            for row in self._yield_rows(_own_name(name)):
+            for row in self._yield_rows(_row_split(name)):
                 self.claim_row(claims, row)
                 key, _, size, further, _, _, files = row
                 total += 1
@@ -243,7 +243,7 @@ class RowSource(Source):
 
     def _make_entries(self, split: str) -> Iterator[Entry]:
         """Makes an entry for each row of a split."""
-        for key, ref, size, _, modified, changed, _ in self._yield_rows(_own_name(split)):
+        for key, ref, size, _, modified, changed, _ in self._yield_rows(_row_split(split)):
             yield Entry(key, split, (), size, ref, modified, changed)
 
     def _yield_rows(self, split: str) -> Iterator[Row]:
@@ -264,8 +264,8 @@ class RowSource(Source):
         return RecordForm(self.schema.columns, self.schema.encoding, self.schema.mode, self.shape, None)
 
 
-def _own_name(split: str) -> str:
-    """Returns the name of a split in :meth:`RowSource.splits`."""
+def _row_split(split: str) -> str:
+    """Returns ``""`` for :data:`UNASSIGNED`, and the name of any other split unchanged."""
     return "" if split == UNASSIGNED else split
 
 

@@ -42,7 +42,7 @@ class ConcatDataset(PackedDataset):
         super().__init__(cast("_Path", stores), split, **options)
 
     def _resolve_path(self, path: Sequence[_Path]) -> Path:
-        """Sets :attr:`paths` to absolute paths of the stores, and returns them joined."""
+        """Sets :attr:`paths` to the stores' absolute paths, and returns them joined by `` + ``."""
         self.paths = tuple(location(each).absolute() for each in path)
         return Path(" + ".join(map(str, self.paths)))
 

@@ -95,12 +95,15 @@ class Canvas(Protocol):
         """
 
     def draw_rings(
-        self, objects: Sequence[Sequence[Sequence[float]]], fractions: bool, classes: RowClasses | None = None
+        self,
+        objects: Sequence[Sequence[Sequence[float]]],
+        outlined: Sequence[bool],
+        fractions: bool,
+        classes: RowClasses | None = None,
     ) -> None:
-        """Fills the rings of objects, ``x, y, x, y …``, and draws their outlines. Each object has its own colour; with
-        ``classes`` each class.
+        """Fills the rings of objects, ``x, y, x, y …``. Each object has its own colour; with ``classes`` each class.
 
-        ``fractions``: coordinates are fractions of the sides of the image, not pixels.
+        ``outlined``: for each object, draw also the rings themselves. ``fractions``: coordinates are fractions of the sides of the image, not pixels.
         """
 
     def draw_points(self, points: NDArray[Any]) -> None:

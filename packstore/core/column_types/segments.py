@@ -142,13 +142,14 @@ class SegmentsType(BytesType):
 
     def draw(self, canvas: Canvas, column: Column, value: Any, classes: RowClasses | None) -> None:
         """Draws the shapes, each in the colour of its class."""
-        rings = []
+        outlined, objects = [], list[list[list[float]]]()
         for shape in value:
+            outlined.append(not (isinstance(shape, dict) and "counts" in shape))
             try:
-                rings.append(list_rings(shape))
+                objects.append(list_rings(shape))
             except ValueError:  # run lengths that are damaged
-                rings.append([])
-        canvas.draw_rings(rings, column.coordinates == "fractions", classes)
+                objects.append([])
+        canvas.draw_rings(objects, outlined, column.coordinates == "fractions", classes)
 
     def show(self, column: Column, value: Any) -> dict[str, Any]:
         """Returns the first 16,000 characters of JSON as ``value``."""

@@ -92,7 +92,7 @@ class Jpeg2000(ImageFile):
         return any(depth & 0x80 for depth in self.data[at : at + 3 * self.info.components : 3])
 
     def _is_read_by_pillow(self) -> bool:
-        """Tells if Pillow has a mode for every bit and channel."""
+        """Tells if the image has at most 8 unsigned bits and 4 channels, which Pillow reads without loss."""
         return self.info.precision <= 8 and self.info.components <= _MOST_CHANNELS and not self._is_signed()
 
     def _find_mode(self) -> Mode:

@@ -90,7 +90,7 @@ class ShapeList:
 
     - Boxes: ``boxes``, each left, top, right, bottom. With classes: ``numbers`` and ``names``, one for each box.
     - Points: ``points``, a list of points for each object.
-    - Segments: ``rings``, a list of rings for each object, ``x, y, x, y …``; ``fractions``; with classes ``numbers``.
+    - Segments: ``rings``, a list of rings for each object, ``x, y, x, y …``; ``outlined`` for each object; ``fractions``; with classes ``numbers``.
 
     Leaves out masks, and the rows that :func:`cut_rows` leaves out. A value without rows adds nothing.
     """
@@ -110,12 +110,20 @@ class ShapeList:
         self.shapes += [{"boxes": to_json_numbers(kept), **named}] if len(kept) else []
 
     def draw_rings(
-        self, objects: Sequence[Sequence[Sequence[float]]], fractions: bool, classes: RowClasses | None = None
+        self,
+        objects: Sequence[Sequence[Sequence[float]]],
+        outlined: Sequence[bool],
+        fractions: bool,
+        classes: RowClasses | None = None,
     ) -> None:
         """Adds the rings of the first 2,000 objects. Adds nothing without objects."""
         kept = objects[:MOST_ROWS]
         numbered = {} if classes is None else {"numbers": to_json_numbers(classes.numbers[: len(kept)])}
-        self.shapes += [{"rings": list(kept), "fractions": fractions, **numbered}] if any(kept) else []
+        self.shapes += (
+            [{"rings": list(kept), "outlined": list(outlined[:MOST_ROWS]), "fractions": fractions, **numbered}]
+            if any(kept)
+            else []
+        )
 
     def draw_points(self, points: NDArray[Any]) -> None:
         """Adds the points of each row as one object. Adds nothing without rows.

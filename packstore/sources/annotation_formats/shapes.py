@@ -132,7 +132,7 @@ class Document:
         self.ignored[reason] += count
 
     def find(self, path: str) -> bool:
-        """Tells if a file is in the tree. It then counts as read."""
+        """Tells if a file is in the tree, and then counts it as read."""
         there = is_file(self.tree, path)
         self.files += [path] if there else []
         return there

@@ -231,7 +231,7 @@ class ArraySource(RowSource):
         self._blocks.close()
 
     def _list_arrays(self, number: int, file: Path) -> Sequence[ArrayInfo]:
-        """Describes the arrays of a file, with the file's path relative to the source."""
+        """Describes the arrays of a file. Each description names the file by its path in the source."""
         name = "" if file == self.path else file.relative_to(self.path).as_posix()
         infos = [array.info for array in self._blocks.open_file(number).arrays.values()]
         # The path is empty if the source is the file itself and its arrays have names.

@@ -244,7 +244,7 @@ def _write_image(folder: Path, name: str, media: Any) -> None:
         _link_file(folder, name, Path(path))
     # An image without data gets no file, and is missing when it is read.
     elif media is not None and media.has_data:
-        place = _make_place(folder, name)
+        place = _prepare_path(folder, name)
         media.save(str(place))
         os.utime(place, (0, 0))  # the same entry at each opening
 
@@ -284,8 +284,10 @@ def _require_path(path: str) -> Path:
     return Path(path)
 
 
-def _make_place(folder: Path, name: str) -> Path:
-    """Returns the path of a new file in a folder, and makes the folders above it."""
+def _prepare_path(folder: Path, name: str) -> Path:
+    """Returns the path of a file in a folder, and makes the folders above it. Raises :class:`UsageError` if the name
+    leads out of the folder.
+    """
     if not stays_in_folder(name):
         raise UsageError(f"the dataset has an image {printable(name)}, whose name leads out of its folder")
     place = folder / name
@@ -295,7 +297,7 @@ def _make_place(folder: Path, name: str) -> Path:
 
 def _link_file(folder: Path, name: str, file: Path) -> None:
     """Makes a link to a file in a folder."""
-    _make_place(folder, name).symlink_to(file.absolute())
+    _prepare_path(folder, name).symlink_to(file.absolute())
 
 
 # Functions that open a dataset by the text after the library's name. They may write annotations, and links to images,

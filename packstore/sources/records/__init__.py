@@ -317,8 +317,9 @@ class RecordSource(ShardSource):
 
     @abstractmethod
     def read_record(self, number: int, place: int, length: int) -> dict[str, Any]:
-        """Reads and decodes a record, by column. Raises :class:`ValueError`, :class:`OverflowError` or
-        :class:`RecursionError` if it is damaged."""
+        """Reads and decodes the record at ``place`` of the shard ``number``, by column; ``length`` as the format counts.
+
+        Raises :class:`ValueError`, :class:`OverflowError` or :class:`RecursionError` if it is damaged."""
 
     @abstractmethod
     def find_image(self, number: int, place: int, length: int) -> tuple[int, int] | None:

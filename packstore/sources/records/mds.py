@@ -166,7 +166,10 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
 
 
 def _split_encoding(encoding: str) -> tuple[str, list[int]]:
-    """Splits the encoding of an array, such as ``ndarray:int8:2,3``, into dtype and shape, which may be empty."""
+    """Splits the encoding of an array, such as ``ndarray:int8:2,3``, into dtype and shape, which may be empty.
+
+    Raises :class:`ValueError` for an unknown encoding.
+    """
     match = _ARRAY.fullmatch(encoding)
     if match is None or match[1] not in (None, *NUMBERS):
         raise ValueError(f"found the encoding {encoding!r:.40}, which packstore does not know")

@@ -451,6 +451,6 @@ def _sync_files(directory: Path, names: list[str]) -> None:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Syncs the directory that has the new store's name."""
+    """Syncs the directory that contains the new store."""
     # A function of its own: tests replace it to interrupt a publish.
     sync_directory(directory)

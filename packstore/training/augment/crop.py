@@ -218,7 +218,7 @@ def crop_pixels(
 def source_index(index: Array, length: Any, mode: str) -> Array:
     """Maps indices to the pixels that padding of ``mode`` shows there. Indices in [0, ``length``) stay.
 
-    ``"constant"`` and ``"edge"`` map to the nearest pixel.
+    ``"constant"`` and ``"edge"`` map to the nearest pixel; ``"reflect"`` and ``"symmetric"`` reach one length beyond.
     """
     if mode == "reflect":
         return (length - 1) - abs((length - 1) - abs(index))

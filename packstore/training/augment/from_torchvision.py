@@ -87,7 +87,7 @@ def _translate_step(step: Any, converted: dict[str, Any]) -> Any:
                 values[field.name] = _translate_value(kind.__name__, field.name, getattr(step, field.name))
         if kind.__name__ == "RandomErasing":
             # Its colour is in the units of images after the conversions before it.
-            values["value"] = _translate_colour(values["value"], converted)
+            values["value"] = _translate_erasing_value(values["value"], converted)
         return operation(**{name: value for name, value in values.items() if value is not None})
     except UsageError as error:
         if not draws_random_numbers(step):
@@ -115,8 +115,8 @@ def _translate_value(kind: str, name: str, value: Any) -> Any:
     return getattr(value, "value", value)  # of an enum
 
 
-def _translate_colour(value: Any, converted: dict[str, Any]) -> Any:
-    """Returns a colour of torchvision's ``RandomErasing`` in packstore's units, 0 … 255."""
+def _translate_erasing_value(value: Any, converted: dict[str, Any]) -> Any:
+    """Converts ``value`` of torchvision's ``RandomErasing`` to 0 … 255, undoing normalisation; keeps ``"random"``."""
     if isinstance(value, str) or not converted:
         return value[0] if isinstance(value, tuple) and len(value) == 1 else value
     values = value if isinstance(value, tuple) else (value,)

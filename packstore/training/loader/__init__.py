@@ -68,12 +68,12 @@ def _close_iterators() -> None:
 
 @dataclass
 class _Start:
-    """First batch of an iterator over the loader.
+    """Where an iterator over the loader begins.
 
     Attributes:
         epoch: Its epoch.
         first: Number of its first batch.
-        resume: The loaded state's position that it begins at; None without.
+        resume: Position in the loaded state from which it goes on; None without a state.
         is_over: The iterator has no batches.
     """
 

@@ -149,7 +149,7 @@ class DrawnUnequalLook(Drawn):
     def write_alone(
         self, row: int, pixels: NDArray[Any], of_record: OfRecord | None, column: Column, mode: Mode
     ) -> None:
-        """Takes one decoded image for :meth:`finish_rows`."""
+        """Keeps one decoded image until :meth:`finish_rows`."""
         self._decoded[row] = _as_image(pixels, column), of_record is not None
 
     def finish_rows(self, first: int, stop: int, skip: Collection[int]) -> Iterator[tuple[int, PackstoreError]]:
@@ -173,10 +173,10 @@ class DrawnUnequalLook(Drawn):
                 yield row, error
 
     def run_deferred(self) -> None:
-        """Runs the operations on all images that were only decoded, in the calling thread, once. Adds the seconds to
-        those of functions per image.
+        """Runs the operations on the images that :meth:`finish_rows` put off, in the calling thread, and counts the
+        seconds.
 
-        Raises :class:`UsageError` and :class:`DecodeError` of an operation, whatever becomes of failed records."""
+        Raises an operation's error even if the loader skips failed records."""
         if not self._deferred:
             return
         with self.look.stats.measure("per_image"):
