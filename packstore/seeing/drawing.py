@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageChops, ImageDraw, ImageFont
 
 from packstore.core.column_types.forms import RowClasses
 from packstore.core.columns import Buffer, read_row_classes
@@ -256,13 +256,15 @@ class _PictureCanvas:
     ) -> None:
         scale = np.array(self.picture.size) if fractions else self._scale
         given = [] if classes is None else np.asarray(classes.numbers).tolist()
-        draw, opacity = ImageDraw.Draw(self.picture, "RGBA"), round(255 * _MASK_OPACITY)
+        limit = 4.0 * max(self.picture.size)  # as for boxes
         for number, (rings, is_outlined) in enumerate(zip(objects, outlined, strict=True)):
+            corners = [(np.reshape(ring, (-1, 2)) * scale).clip(-limit, limit) for ring in rings if len(ring) > 2]
+            lines = [[*map(tuple, ring.tolist())] for ring in corners]
             color = class_color(given[number] if number < len(given) else number)
-            for ring in rings:
-                corners = (np.reshape(ring, (-1, 2)) * scale).clip(-1e5, 1e5)
-                if len(corners) > 1:
-                    draw.polygon([*map(tuple, corners.tolist())], (*color, opacity), color if is_outlined else None)
+            area = _fill_rings(lines, self.picture.size, is_outlined)
+            self.picture.paste(color, mask=area.convert("L").point(lambda value: round(value * _MASK_OPACITY)))
+            for line in lines if is_outlined else ():
+                ImageDraw.Draw(self.picture).polygon(line, outline=color)
 
     def draw_points(self, points: NDArray[Any]) -> None:
         _draw_points(self.picture, points, self._scale)
@@ -290,6 +292,16 @@ def _blend_mask(image: Image.Image, mask: NDArray[Any]) -> Image.Image:
     covered = (small != 0)[..., None] * np.float32(_MASK_OPACITY)  # 0 is usually the background
     mixed = pixels * (1 - covered) + palette[places.reshape(small.shape)] * covered
     return Image.fromarray(mixed.round().astype(np.uint8))
+
+
+def _fill_rings(rings: Sequence[Any], size: tuple[int, int], even_odd: bool) -> Image.Image:
+    """Returns a mask of 1 bit with the areas of rings. With ``even_odd``, rings inside others are holes."""
+    area = Image.new("1", size)
+    for ring in rings:
+        one = Image.new("1", size) if even_odd else area
+        ImageDraw.Draw(one).polygon(ring, fill=1)
+        area = ImageChops.logical_xor(area, one) if even_odd else area
+    return area
 
 
 def _draw_boxes(image: Image.Image, corners: NDArray[Any], numbers: Any, names: Sequence[str]) -> None:

@@ -155,7 +155,7 @@ def _read_palettes(tree: Tree, file: str) -> Iterator[Palette]:
 
 
 def _parse_colour_lines(text: str) -> ClassColours:
-    """Parses lines of CamVid or CVAT; skips blank lines and comments (``#``), and raises :class:`TypeError` for others."""
+    """Parses lines of CamVid or CVAT; skips blank lines and comments (``#``). Raises :class:`TypeError` for others."""
     colours: ClassColours = []
     for line in filter(None, map(str.strip, text.splitlines())):
         if line[0] != "#":

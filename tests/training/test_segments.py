@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 import packstore
 from packstore import PackedDataset, PackedLoader, augment, coco_masks
+from tests.makers.torchvision import import_torchvision
 
 HEIGHT, WIDTH, COUNT = 48, 64, 6
 REACH = 3  # pixels of a result that is enlarged at most twice
@@ -105,3 +108,109 @@ def test_resized_masks_differ_only_at_outlines(made: tuple[Path, Any], name: str
         differs = mask != (whole != 0)
         assert not (differs & ~near.all(0)).any()
         assert differs.sum() < 0.15 * mask.numel()
+
+
+@pytest.mark.parametrize("name", [*EXACT, *RESIZED])
+def test_polygons_have_the_areas_of_masks(made: tuple[Path, Any], name: str) -> None:
+    """Moved and clipped polygons, filled, are the masks but for corners that clipping rounds to fifths of a pixel."""
+    _, masks, _ = load(made, {**EXACT, **RESIZED}[name])
+    _, polygons, _ = load(made, {**EXACT, **RESIZED}[name], segments="polygons")
+    assert any(any(map(bool, shapes)) for shapes in polygons)
+    for mask, shapes in zip(masks, polygons, strict=True):
+        height, width = mask.shape[1:]
+        filled = coco_masks([[ring for ring in shape if len(ring) >= 6] if isinstance(shape, list) else shape
+                             for shape in shapes], height, width)  # fmt: skip
+        for number, (one, other) in enumerate(zip(mask, filled, strict=True)):
+            differs = (np.asarray(one) != (other != 0)).sum()
+            assert differs == 0 if number % 4 == 3 else differs <= 0.05 * other.size
+        flat = [n for shape in shapes if isinstance(shape, list) for ring in shape for n in ring]
+        assert name == "none" or -1e-6 <= min(flat, default=0) <= max(flat, default=0) <= max(height, width) + 1e-6
+
+
+def test_padded_masks(made: tuple[Path, Any]) -> None:
+    _, masks, _ = load(made, EXACT["crop and flip"])
+    _, (values, lengths), _ = load(made, EXACT["crop and flip"], segments="padded")
+    assert lengths.tolist() == [8] * COUNT
+    assert torch.equal(values, torch.stack(masks))
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of files with boxes, labels, and segments in fractions: squares of 8 pixels, and one without a shape."""
+    path = tmp_path_factory.mktemp("objects") / "a.h5"
+    fields: dict[str, Any] = {
+        "image": "image",
+        "boxes": "boxes",
+        "labels": packstore.Labels(of="boxes"),
+        "shapes": packstore.Segments(of="boxes", fractions=True, optional=True),
+    }
+    with packstore.Writer(path, fields) as writer:
+        for number in range(6):
+            places = [(0, 0), (8 * number, 8), (40, 32)]
+            boxes = [[x, y, x + 8, y + 8] for x, y in places]
+            corners = [[x, y, right, y, right, bottom, x, bottom] for x, y, right, bottom in boxes[:2]]
+            shapes = [[[n / (64, 48)[i % 2] for i, n in enumerate(ring)]] for ring in corners]
+            if number == 5:
+                writer.add(image=jpeg(number), boxes=[], labels=[], shapes=None)
+            else:
+                writer.add(image=jpeg(number), boxes=boxes, labels=[0, 1, 2], shapes=[*shapes, None])
+    return path
+
+
+def jpeg(number: int) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.full((48, 64, 3), 40 * number, np.uint8)).save(file, "JPEG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("form", ["masks", "polygons"])
+def test_objects_go_with_their_boxes(objects: Path, form: Any) -> None:
+    """What a crop does not show is dropped from boxes, labels and segments alike; a shape is where its box is."""
+    dataset = PackedDataset(objects, columns=("shapes", "image", "labels", "boxes"))
+    options: dict[str, Any] = {"augment": [augment.RandomCrop(24)], "segments": form, "collate": {"shapes": "optional"}}
+    seen = 0
+    for epoch in range(3):
+        loader = PackedLoader(dataset, 6, seed=epoch, **options)
+        [(shapes_of_all, _, *others)] = loader
+        for shapes, labels, boxes in zip(shapes_of_all, *others, strict=True):
+            assert len(labels) == len(boxes)
+            if shapes is None:
+                continue
+            assert len(shapes) == len(boxes)
+            for shape, label, box in zip(shapes, labels.tolist(), boxes.tolist(), strict=True):
+                if label == 2:
+                    assert shape is None if form == "polygons" else not shape.any()
+                    continue
+                seen += 1
+                left, top, right, bottom = box
+                if form == "masks":
+                    rows, columns = np.nonzero(shape.numpy())
+                    assert [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1] == box
+                else:
+                    points = np.reshape(shape[0], (-1, 2))
+                    assert np.allclose([*points.min(0), *points.max(0)], [left, top, right, bottom], atol=1e-5)
+    assert seen > 5
+
+
+def test_run_lengths_of_another_size_are_errors(tmp_path: Path) -> None:
+    with packstore.Writer(tmp_path / "a.lmdb", {"image": "image", "shapes": "segments"}) as writer:
+        writer.add(image=jpeg(1), shapes=[{"size": [48, 64], "counts": [48 * 64]}])
+        writer.add(image=jpeg(2), shapes=[{"size": [64, 48], "counts": [48 * 64]}])
+    dataset = PackedDataset(tmp_path / "a.lmdb", columns=("image", "shapes"))
+    with pytest.raises(packstore.StoreError, match=r"record 1 .*\[\[64, 48\]\], do not fill an image of 48 x 64"):
+        next(iter(PackedLoader(dataset, 2, segments="masks")))
+    loader = PackedLoader(dataset, 2, segments="masks", on_error="skip")
+    [(images, masks)] = loader
+    assert len(images) == len(masks) == 1
+    assert loader.stats()["skipped"] == 1
+
+
+def test_items_of_torchvision_have_masks(objects: Path) -> None:
+    import_torchvision()
+    from torchvision import tv_tensors
+
+    dataset = PackedDataset(objects, columns=("image", "shapes"), output="tv_tensors")
+    _, masks = dataset[1]
+    assert isinstance(masks, tv_tensors.Mask)
+    assert (masks.dtype, masks.shape, masks.sum((1, 2)).tolist()) == (torch.uint8, (3, 48, 64), [64, 64, 0])
+    assert dataset[5][1] is None

@@ -103,7 +103,8 @@ class Canvas(Protocol):
     ) -> None:
         """Fills the rings of objects, ``x, y, x, y …``. Each object has its own colour; with ``classes`` each class.
 
-        ``outlined``: for each object, draw also the rings themselves. ``fractions``: coordinates are fractions of the sides of the image, not pixels.
+        ``outlined``: for each object, draw also the rings themselves. ``fractions``: coordinates are fractions of the
+        sides of the image, not pixels.
         """
 
     def draw_points(self, points: NDArray[Any]) -> None:

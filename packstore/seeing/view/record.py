@@ -90,7 +90,8 @@ class ShapeList:
 
     - Boxes: ``boxes``, each left, top, right, bottom. With classes: ``numbers`` and ``names``, one for each box.
     - Points: ``points``, a list of points for each object.
-    - Segments: ``rings``, a list of rings for each object, ``x, y, x, y …``; ``outlined`` for each object; ``fractions``; with classes ``numbers``.
+    - Segments: ``rings``, a list of rings for each object, ``x, y, x, y …``; ``outlined`` for each object;
+      ``fractions``; with classes ``numbers``.
 
     Leaves out masks, and the rows that :func:`cut_rows` leaves out. A value without rows adds nothing.
     """

@@ -317,7 +317,7 @@ class RecordSource(ShardSource):
 
     @abstractmethod
     def read_record(self, number: int, place: int, length: int) -> dict[str, Any]:
-        """Reads and decodes the record at ``place`` of the shard ``number``, by column; ``length`` as the format counts.
+        """Reads and decodes the record at ``place`` of the shard ``number``, by column.
 
         Raises :class:`ValueError`, :class:`OverflowError` or :class:`RecursionError` if it is damaged."""
 

@@ -12,27 +12,23 @@ from numpy.typing import NDArray
 from packstore.images.annotations import encode_run_lengths, fill_run_lengths
 
 
-def clip_rings(rings: Sequence[Sequence[float]], width: int, height: int) -> list[list[float]]:
-    """Clips rings ``x, y, x, y …`` to an image, in pixels. Leaves out those outside.
+def clip_ring(points: NDArray[np.float64], sides: Sequence[float]) -> NDArray[np.float64]:
+    """Clips a ring, ``(N, 2)``, x and y, to a rectangle: top, left, bottom, right. Returns no points if it is outside.
 
     Cuts along one side after the other (Sutherland and Hodgman, 1974).
     """
-    clipped = []
-    for ring in rings:
-        points = np.reshape(ring, (-1, 2))
-        for axis, limit, sign in ((0, 0, 1), (0, width, -1), (1, 0, 1), (1, height, -1)):
-            depth = sign * (points[:, axis] - limit)
-            if (depth >= 0).all():
-                continue
-            following, behind = np.roll(points, -1, 0), np.roll(depth, -1)
-            crosses = (depth < 0) != (behind < 0)
-            share = np.divide(depth, depth - behind, where=crosses, out=np.zeros_like(depth))
-            cuts = points + share[:, None] * (following - points)
-            cuts[:, axis] = limit
-            points = np.stack([points, cuts], 1).reshape(-1, 2)[np.stack([depth >= 0, crosses], 1).ravel()]
-        if len(points):
-            clipped.append(points.ravel().tolist())
-    return clipped
+    top, left, bottom, right = sides
+    for axis, limit, sign in ((0, left, 1), (0, right, -1), (1, top, 1), (1, bottom, -1)):
+        depth = sign * (points[:, axis] - limit)
+        if (depth >= 0).all():
+            continue
+        following, behind = np.roll(points, -1, 0), np.roll(depth, -1)
+        crosses = (depth < 0) != (behind < 0)
+        share = np.divide(depth, depth - behind, where=crosses, out=np.zeros_like(depth))
+        cuts = points + share[:, None] * (following - points)
+        cuts[:, axis] = limit
+        points = np.stack([points, cuts], 1).reshape(-1, 2)[np.stack([depth >= 0, crosses], 1).ravel()]
+    return points
 
 
 def pad_masks(masks: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,5 +94,7 @@ def _shift(shape: Any, top: int, left: int, height: int, width: int) -> Any:
         return {"size": [height, width], "counts": encode_run_lengths(placed.numpy() != 0)}
     if isinstance(shape, dict):
         return {name: _shift(rings, top, left, height, width) for name, rings in shape.items()}
-    moved = [(np.reshape(ring, (-1, 2)) + np.array([left, top])).ravel().tolist() for ring in shape or ()]
-    return None if shape is None else clip_rings(moved, width, height)
+    if shape is None:
+        return None
+    moved = [clip_ring(np.reshape(ring, (-1, 2)) + np.array([left, top]), (0, 0, height, width)) for ring in shape]
+    return [ring.ravel().tolist() for ring in moved if len(ring)]

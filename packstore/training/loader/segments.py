@@ -15,7 +15,7 @@ from packstore.core.errors import PackstoreError, StoreError
 from packstore.core.manifest import Column
 from packstore.images.annotations import encode_run_lengths
 from packstore.images.segment_masks import fill_segments
-from packstore.training.augment.outlines import clip_rings, pad_masks
+from packstore.training.augment.outlines import clip_ring, pad_masks
 from packstore.training.augment.targets import Move, Placement, Warp, place_mask
 from packstore.training.loader.columns import (
     ColumnContext,
@@ -180,38 +180,39 @@ class SegmentRows(ColumnRows):
     def _list_polygons(self, row: int) -> list[Any]:
         """Returns the shapes of the kept objects, as items have them, moved and clipped, in pixels of the result."""
         shapes, kept, placement = parse_shapes(self.column, self.values[row]), self.kept[row], self.placement
-        unit = self.sizes[row, ::-1] if self.column.coordinates == "fractions" else np.ones(2)
-        corners = shapes.corners * unit
+        if self.column.coordinates == "fractions":
+            shapes = replace(shapes, corners=shapes.corners * self.sizes[row, ::-1])
+        found = [shape for shape, keep in zip(list_shapes(shapes), kept.tolist(), strict=True) if keep]
         if placement is None:
-            found = list_shapes(replace(shapes, corners=corners))
-            return [shape for shape, keep in zip(found, kept.tolist(), strict=True) if keep]
-        found = list_shapes(replace(shapes, corners=self._move_corners(row, corners)))
-        runs = {n for n, shape in enumerate(found) if isinstance(shape, dict) and "counts" in shape and kept[n]}
-        if runs:
-            masks = iter(self._fill_masks(row).numpy()[[n in runs for n in np.flatnonzero(kept).tolist()]])
-        height, width = placement.sizes[row].tolist()
-        moved: list[Any] = []
-        for number in np.flatnonzero(kept).tolist():
-            shape = found[number]
-            if number in runs:
-                shape = {"size": [height, width], "counts": encode_run_lengths(next(masks))}
+            return found
+        is_run = [isinstance(shape, dict) and "counts" in shape for shape in found]
+        masks = self._fill_masks(row).numpy() if any(is_run) else None
+        for number, shape in enumerate(found):
+            if is_run[number] and masks is not None:
+                found[number] = {"size": [*masks.shape[1:]], "counts": encode_run_lengths(masks[number])}
             elif isinstance(shape, dict):
-                shape = {name: clip_rings(rings, width, height) for name, rings in shape.items()}
+                found[number] = {name: self._move_rings(row, rings) for name, rings in shape.items()}
             elif shape is not None:
-                shape = clip_rings(shape, width, height)
-            moved.append(shape)
-        return moved
+                found[number] = self._move_rings(row, shape)
+        return found
 
-    def _move_corners(self, row: int, corners: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Moves corners ``(N, 2)``, x and y in pixels, with the image ``row``."""
-        for step, sizes in self._steps:
-            if isinstance(step, Warp):
-                corners = np.asarray(step.move_points(corners[:, None], np.full(len(corners), row))[:, 0], np.float64)
-                continue
-            corners = corners * step.scale[row, ::-1] + step.offset[row, ::-1]
-            if step.mirrored[row]:
-                corners[:, 0] = sizes[row, 1] - corners[:, 0]
-        return corners
+    def _move_rings(self, row: int, rings: Sequence[Sequence[float]]) -> list[list[float]]:
+        """Moves rings with the image ``row``. Leaves out those outside the result."""
+        moved = []
+        for ring in rings:
+            points = clip_ring(np.reshape(ring, (-1, 2)), (0, 0, *self.sizes[row].tolist()))
+            for step, sizes in self._steps:
+                height, width = sizes[row].tolist()
+                if isinstance(step, Warp):
+                    points = np.asarray(step.move_points(points[:, None], np.full(len(points), row))[:, 0], np.float64)
+                    points = clip_ring(points, (0, 0, height, width))
+                    continue
+                points = clip_ring(points * step.scale[row, ::-1] + step.offset[row, ::-1], step.visible[row].tolist())
+                if step.mirrored[row]:
+                    points = np.array([width, 0]) + points * (-1, 1)
+            if len(points):
+                moved.append(points.ravel().tolist())
+        return moved
 
 
 class SegmentsReader(ColumnReader):
