@@ -169,8 +169,8 @@ def test_objects_go_with_their_boxes(objects: Path, form: Any) -> None:
     dataset = PackedDataset(objects, columns=("shapes", "image", "labels", "boxes"))
     options: dict[str, Any] = {"augment": [augment.RandomCrop(24)], "segments": form, "collate": {"shapes": "optional"}}
     seen = 0
-    for epoch in range(3):
-        loader = PackedLoader(dataset, 6, seed=epoch, **options)
+    for seed in range(12):
+        loader = PackedLoader(dataset, 6, seed=seed, **options)
         [(shapes_of_all, _, *others)] = loader
         for shapes, labels, boxes in zip(shapes_of_all, *others, strict=True):
             assert len(labels) == len(boxes)
