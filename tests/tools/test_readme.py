@@ -16,6 +16,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -23,7 +24,8 @@ import pytest
 from packstore import PackedLoader, __version__, convert
 from packstore.cli import cli
 from packstore.stores import open_store
-from tests.internals import COLUMN_TYPES, ENCODINGS, FORMATS, SOURCES, doctor
+from tests.core.test_column_types import TestSegments as Shapes
+from tests.internals import COLUMN_TYPES, ENCODINGS, FORMATS, SOURCES, Column, doctor, from_stored, to_stored
 from tests.internals import base as column_module
 from tests.makers.command import commands
 from tests.makers.torchvision import import_torchvision
@@ -58,7 +60,7 @@ def library_of(code: str) -> str:
     """The library with which a block of the page on formats reads a store; "objects": one with columns of all types."""
     known = ("lmdb", "h5py", "torch", "json", "numpy")
     library = next(each for each in known if re.search(rf"^import .*{each}", code, re.MULTILINE))
-    return library + (" objects" if "objects." in code else "")
+    return library + (" objects" if "objects." in code else " shapes" if "def shapes" in code else "")
 
 
 def packstore(line: str) -> None:
@@ -96,6 +98,7 @@ FACTS = {
         for library in ("lmdb", "h5py", "torch")
     },
     "numpy": "assert files(bytes(8)) == []",
+    "numpy shapes": "assert shapes(b'') == []",
     "json": "import pathlib; files = sorted(pathlib.Path('many.h5').glob('shard-*')); assert len(files) > 1; "
     "assert table['nbytes'].tolist() == [file.stat().st_size for file in files]",
 }
@@ -180,6 +183,15 @@ def test_a_column_of_each_type_is_read_by_plain_libraries(
         wanted = [reader.item(name, 0) for name in columns]
     for line, value in zip(done.stdout.splitlines(), wanted, strict=True):
         assert ast.literal_eval(line) == getattr(value, "tolist", lambda value=value: value)()
+
+
+def test_the_page_reads_segments_as_packstore_does() -> None:
+    read: dict[str, Any] = {}
+    exec(next(code for _, code in blocks("formats") if "def shapes" in code), read)
+    column = Column("shapes", "ragged", "uint8", type="segments", coordinates="pixels")
+    for value in Shapes.values:
+        stored = to_stored(column, value)
+        assert read["shapes"](stored) == from_stored(column, stored) == value
 
 
 def test_the_pages_show_much() -> None:
