@@ -103,7 +103,6 @@ class SegmentsType(BytesType):
     meaning = "polygons or run lengths of objects"
     drawn_as = "segments"
     layer = 1
-    extension = "json"
 
     def to_stored(self, column: Column, value: Any) -> bytes:
         """Packs a list of shapes, see :class:`Segments`. Raises :class:`ValueError` for anything else."""
