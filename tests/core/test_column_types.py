@@ -26,7 +26,7 @@ from tests.internals import (
     to_stored,
 )
 from tests.makers.samples import jpeg
-from tests.makers.typed import png
+from tests.makers.typed import SHAPES, png
 
 IMAGES = Column("pages", "ragged", "uint8", type="images")
 
@@ -90,12 +90,7 @@ class TestSegments(ColumnTypeSuite):
     type = "segments"
     field = packstore.Segments()
     optional = packstore.Segments(optional=True)
-    values = (
-        [],
-        [None, [], [[0, 0, 3.25, 0, 3, 4]], [[0.1, 0, 1 / 3, 0, 3, 4], [1e8, -1e8]]],
-        [{"even_odd": [[0, 0, 4, 0, 4, 4], [1, 1, 2, 1, 2, 2]]}, {"size": [5, 4], "counts": [0, 20]}],
-        [{"size": [5, 4], "counts": "1a"}, [list(range(5000))]],
-    )
+    values = SHAPES
     wrong = (5, "x", [5], [[5]], [[[1]]], [[["a", 1]]], [[[1e9, 1]]], [[[float("nan"), 1]]], [{"counts": [3]}])
     placed: ClassVar = [[[0, 1, 3, 4, 0, 4]], {"size": [5, 4], "counts": [5, 5, 10]}, None]
     mirrored: ClassVar = [[[4, 1, 1, 4, 4, 4]], {"size": [5, 4], "counts": [10, 5, 5]}, None]

@@ -46,6 +46,15 @@ COLUMNS = (
 """Columns beside the image, of every type."""
 
 
+SHAPES: tuple[list[Any], ...] = (
+    [],
+    [None, [], [[0, 0, 3.25, 0, 3, 4]], [[0.1, 0, 1 / 3, 0, 3, 4], [1e8, -1e8]]],
+    [{"even_odd": [[0, 0, 4, 0, 4, 4], [1, 1, 2, 1, 2, 2]]}, {"size": [5, 4], "counts": [0, 20]}],
+    [{"size": [5, 4], "counts": "1a"}, [list(range(5000))]],
+)
+"""Values of segments."""
+
+
 @dataclass
 class Typed:
     """Records, and the store that holds them.

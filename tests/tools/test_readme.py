@@ -24,12 +24,11 @@ import pytest
 from packstore import PackedLoader, __version__, convert
 from packstore.cli import cli
 from packstore.stores import open_store
-from tests.core.test_column_types import TestSegments as Shapes
 from tests.internals import COLUMN_TYPES, ENCODINGS, FORMATS, SOURCES, Column, doctor, from_stored, to_stored
 from tests.internals import base as column_module
 from tests.makers.command import commands
 from tests.makers.torchvision import import_torchvision
-from tests.makers.typed import COLUMNS, make_typed
+from tests.makers.typed import COLUMNS, SHAPES, make_typed
 
 ROOT = Path(__file__).parents[2]
 PAGES = {path.stem: path for path in sorted((ROOT / "packstore" / "guide").glob("*.md"))}
@@ -189,7 +188,7 @@ def test_the_page_reads_segments_as_packstore_does() -> None:
     read: dict[str, Any] = {}
     exec(next(code for _, code in blocks("formats") if "def shapes" in code), read)
     column = Column("shapes", "ragged", "uint8", type="segments", coordinates="pixels")
-    for value in Shapes.values:
+    for value in SHAPES:
         stored = to_stored(column, value)
         assert read["shapes"](stored) == from_stored(column, stored) == value
 
