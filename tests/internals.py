@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from packstore.core.column_types.numbers import ArrayType
     from packstore.core.column_types.objects import BytesType
     from packstore.core.column_types.pictures import frame
+    from packstore.core.column_types.segments import parse_shapes
     from packstore.core.columns import (
         CHECKSUM,
         ITEM_SIZE,
@@ -242,6 +243,7 @@ if TYPE_CHECKING:
         target_size,
     )
     from packstore.images.resize import resize as resize_pixels
+    from packstore.images.segment_masks import fill_segments
     from packstore.images.sniff import (
         MAX_PIXELS,
         UNREAD_BYTES,

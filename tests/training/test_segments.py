@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import io
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
 import packstore
 from packstore import PackedDataset, PackedLoader, augment, coco_masks
+from tests.internals import Column, fill_segments, parse_shapes, to_stored
+from tests.makers.sanitizers import build_sanitized
+from tests.makers.tiers import SEED
 from tests.makers.torchvision import import_torchvision
+from tests.makers.typed import SHAPES
 
 HEIGHT, WIDTH, COUNT = 48, 64, 6
 REACH = 3  # pixels of a result that is enlarged at most twice
@@ -214,3 +221,41 @@ def test_items_of_torchvision_have_masks(objects: Path) -> None:
     assert isinstance(masks, tv_tensors.Mask)
     assert (masks.dtype, masks.shape, masks.sum((1, 2)).tolist()) == (torch.uint8, (3, 48, 64), [64, 64, 0])
     assert dataset[5][1] is None
+
+
+@pytest.mark.slow
+def test_sanitizers_find_nothing(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    program, rng = build_sanitized("segments_fuzz", request), np.random.default_rng(SEED)
+    column = Column("shapes", "ragged", "uint8", type="segments", coordinates="pixels")
+    for number in range(20):
+        rings = [rng.uniform(-9, 60, 2 * rng.integers(1, 9)).round(number % 9).tolist() for _ in range(3)]
+        counts = rng.integers(0, 90, 20).tolist()
+        run = {"size": [40, 56], "counts": [*counts, 40 * 56 - sum(counts)]}
+        shapes = [rings[:2], None, {"even_odd": rings}, run, {"size": [40, 56], "counts": "PY1PP]1PP000"}, []]
+        (tmp_path / str(number)).write_bytes(to_stored(column, shapes[: 4 + number % 3 if number % 2 else number % 4]))
+    seeds = sorted(tmp_path.iterdir())
+    done = subprocess.run([program, "50000", "1", *seeds], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    tried, accepted = map(int, done.stdout.split())
+    assert tried == 50_000
+    assert tried // 20 < accepted < tried
+
+
+@pytest.mark.slow
+@given(st.sampled_from(SHAPES), st.integers(0, 1 << 16), st.binary(max_size=9), st.integers(0, 1 << 16))
+def test_what_is_damaged_is_refused_as_python_refuses_it(value: Any, place: int, written: bytes, end: int) -> None:
+    """The engine takes a value exactly if the reader of shapes does, but for run lengths of other sizes."""
+    column = Column("shapes", "ragged", "uint8", type="segments", coordinates="pixels")
+    damaged = bytearray(to_stored(column, value))
+    place %= len(damaged) + 1
+    damaged[place : place + len(written)] = written
+    raw = bytes(damaged[: end % (len(damaged) + 1)])
+    count = column.traits.count_rows(column, raw)
+    masks = np.zeros((count, 5, 4), np.uint8)
+    taken = fill_segments(raw, np.ones(count, np.bool_), (5, 4), masks)
+    try:
+        shapes = parse_shapes(column, raw)
+    except packstore.StoreError:
+        assert not taken
+    else:
+        assert taken or len(shapes.runs)

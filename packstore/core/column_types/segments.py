@@ -130,8 +130,9 @@ class SegmentsType(BytesType):
         return list_shapes(parse_shapes(column, raw))
 
     def count_rows(self, column: Column, raw: Buffer) -> int:
-        """Returns the number of shapes; 0 for a missing value, or one that is too short."""
-        return int.from_bytes(raw[:4], "little") if len(raw) >= 8 else 0
+        """Returns the number of shapes; 0 for a missing value, or one that is too short for them."""
+        count = int.from_bytes(raw[:4], "little")
+        return count if 8 + 8 * count <= len(raw) else 0
 
     def keep_rows(self, column: Column, raw: Buffer, kept: NDArray[np.bool_]) -> Buffer:
         """Packs the shapes ``kept`` alone."""

@@ -27,6 +27,9 @@ from packstore.training.loader.columns import (
     select_rows,
 )
 
+_MOST_BYTES = 1 << 30
+"""Most bytes of a record's masks."""
+
 
 @dataclass(frozen=True, eq=False)
 class Fold:
@@ -170,7 +173,11 @@ class SegmentRows(ColumnRows):
     def _fill(self, row: int, shape: Sequence[int], **place: Any) -> torch.Tensor:
         """Fills masks of ``shape``, see :func:`fill_segments`; raises :class:`StoreError` if it refuses the value."""
         size, kept = self.sizes[row].tolist(), self.kept[row]
-        masks = torch.zeros((int(kept.sum()), *shape), dtype=torch.uint8)
+        if (count := int(kept.sum())) * shape[0] * shape[1] > _MOST_BYTES:
+            raise StoreError(
+                f"its {count:,} masks of {shape[0]} x {shape[1]} pixels have more than {_MOST_BYTES:,} bytes"
+            )
+        masks = torch.zeros((count, *shape), dtype=torch.uint8)
         if not fill_segments(self.values[row], kept, size, masks.numpy(), **place):
             shapes = parse_shapes(self.column, self.values[row])  # raises the right error for a damaged value
             found = f"{shapes.sizes.tolist()!r:.60}"

@@ -215,7 +215,8 @@ static enum outcome find_parts(struct stored *stored, const uint8_t *value, int6
     return coordinates <= nbytes && runs == stored->end - stored->runs ? DONE : REFUSED;
 }
 
-/* Reads a ring's coordinates, moved to the view's scale; REFUSED for one beyond 1e8 pixels. */
+/* Reads a ring's coordinates, moved to the view's scale; REFUSED for one beyond 1e8 pixels, or
+ * beyond 1e12 then. */
 static enum outcome read_corners(const struct stored *stored, const uint8_t *from, int64_t count, const double *scale,
                                  const double *offset, double *to)
 {
@@ -228,9 +229,9 @@ static enum outcome read_corners(const struct stored *stored, const uint8_t *fro
             memcpy(&whole, from + 4 * n, 4);
             value = whole / stored->unit;
         }
-        if (!(value <= 1e8 && value >= -1e8))
-            return REFUSED;
         to[n] = value * scale[n & 1] + offset[n & 1];
+        if (!(value <= 1e8 && value >= -1e8 && to[n] <= 1e12 && to[n] >= -1e12))
+            return REFUSED;
     }
     return DONE;
 }
