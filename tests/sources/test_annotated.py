@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import re
 import shutil
@@ -20,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from packstore import coco_masks
+from packstore import PackedDataset, PackedLoader, coco_masks, convert, export
 from packstore.sources import SourceOptions, ask_about_left, open_source
 from tests.internals import (
     SOURCES,
@@ -83,6 +84,9 @@ def read_all(path: Path) -> dict[str, Any]:
 DOG, CAT, EYE = [1, 2, 5, 6], [0, 0, 4, 3.5], [3, 1]
 SQUARE = [[1, 2, 5, 2, 5, 6, 1, 6]]
 TRIANGLE = [[0, 0, 4, 0, 4, 3.5]]
+# The bitmap of the maker, at (1, 2) of an image of 16 x 8: its pixels in columns, those beyond the image cut off.
+_SHOWN = [x >= 1 and y >= 2 and (y == 2 or (1 + 16 * (y - 2) + x - 1) % 21 != 0) for x in range(16) for y in range(8)]
+BITMAP = {"size": [8, 16], "counts": [len([*run]) for _, run in itertools.groupby(_SHOWN)]}
 WHOLE: dict[str, tuple[str, list[Any], list[str], list[Any] | None]] = {
     "labelme": ("a00003.jpg", [DOG, CAT, [6, 2, 10, 6]], ["dog", "cat", "cat"], [None, TRIANGLE, None]),
     "via": ("a00004.jpg", [DOG, CAT, [6, 2, 10, 6]], ["dog", "cat", "cat"], [None, TRIANGLE, None]),
@@ -102,7 +106,12 @@ WHOLE: dict[str, tuple[str, list[Any], list[str], list[Any] | None]] = {
         [None, TRIANGLE, {"size": [8, 16], "counts": "023m3"}],
     ),
     "fiftyone": ("data/a00002.jpg", [[4, 4, 12, 6]] * 2, ["dog", "dog"], None),
-    "supervisely": ("set/img/a00004.jpg", [DOG, CAT, [1, 2, 17, 10]], ["dog", "cat", "cat"], [None, TRIANGLE, None]),
+    "supervisely": (
+        "set/img/a00004.jpg",
+        [DOG, CAT, [1, 2, 17, 10]],
+        ["dog", "cat", "cat"],
+        [None, TRIANGLE, BITMAP],
+    ),  # fmt: skip
     "vott": ("a00002.jpg", [DOG, DOG], ["dog", "dog"], None),
     "dota": (
         "train/images/a00002.png",
@@ -679,6 +688,21 @@ def test_names_in_a_folder_of_pictures_and_in_others_of_masks(tmp_path: Path) ->
     seen = look(fill(tmp_path, files | notes))
     assert seen.found == ("via", 4)
     assert {key.partition("/")[0] for key in seen.samples} == {"plots"}
+
+
+def test_holes_of_supervisely_are_no_part_of_masks(tmp_path: Path) -> None:
+    points = {"exterior": [[0, 0], [8, 0], [8, 6], [0, 6]], "interior": [[[2, 2], [4, 2], [4, 4], [2, 4]]]}
+    thing = {"classTitle": "cat", "geometryType": "polygon", "points": points}
+    document = json.dumps({"size": {"height": 8, "width": 16}, "tags": [], "objects": [thing]})
+    root = fill(tmp_path / "set", supervisely(2) | {"set/ann/a00001.jpg.json": document})
+    assert read_all(root)["set/img/a00001.jpg"]["boxes"] == [[0, 0, 8, 6]]
+    convert(root, tmp_path / "a.lmdb")
+    dataset = PackedDataset(tmp_path / "a.lmdb", columns=("image", "segments"))
+    [(_, masks)] = PackedLoader(dataset, 2, segments="masks", collate={"segments": "optional"})
+    export(tmp_path / "a.lmdb", tmp_path / "coco", to="coco", bare=True)
+    [written] = json.loads((tmp_path / "coco/annotations/instances.json").read_text())["annotations"]
+    assert np.array_equal(coco_masks([written["segmentation"]], 8, 16), masks[1])
+    assert masks[1].sum() == 8 * 6 - 2 * 2
 
 
 @pytest.mark.parametrize("bitmap", [b"", b"no image, but as long as the start of one"])

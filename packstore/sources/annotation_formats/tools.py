@@ -26,12 +26,18 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
+import numpy as np
+
+from packstore.images.annotations import encode_run_lengths
+from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.annotation_formats import beside, parsing, shapes
 from packstore.sources.annotation_formats.documents import document
 from packstore.sources.annotation_formats.parsing import flatten_points, get_floats, nonempty_text, to_float, to_floats
 from packstore.sources.annotation_formats.shapes import Document, Listed, Parts, Picture, Point, Tag, Value
 from packstore.sources.beside import join
 from packstore.sources.listing import IMAGE_SUFFIXES
+
+_MAX_BITMAP = 64 << 20
 
 _CORNER = ("x", "y", "width", "height")
 
@@ -266,28 +272,46 @@ def _read_shape(value: Any, size: Sequence[float]) -> shapes.AnnotatedObject | P
     signature=rb'(?s)\A(?=.*"objects"\s*:\s*\[)(?=.*"size"\s*:\s*\{)',
 )
 def supervisely(content: Any, _: Picture) -> Parts:
-    """Shapes and bitmaps are objects, points and lines points, and tags without a value tags. A polygon with holes, or
-    a bitmap, has its box alone. Other geometries are in ``json`` alone."""
+    """Shapes and bitmaps are objects, points and lines points, and tags without a value tags. A bitmap becomes run
+    lengths. Other geometries are in ``json`` alone."""
     for each in content["objects"]:
         label, kind = nonempty_text(each["classTitle"]), each.get("geometryType", "polygon")
         if kind == "bitmap":
-            yield shapes.box(label, _compute_bitmap_box(each["bitmap"]["data"], *each["bitmap"]["origin"]))
+            yield _read_bitmap(label, each["bitmap"], content["size"])
         elif kind in ("rectangle", "polygon", "point", "line"):
             outer = flatten_points(each["points"]["exterior"])
-            if kind == "rectangle" or (kind == "polygon" and each["points"].get("interior")):
+            holes = [flatten_points(hole) for hole in each["points"].get("interior", ())]
+            if kind == "rectangle":
                 yield shapes.box(label, shapes.bounding_box(outer))
+            elif kind == "polygon" and holes:
+                yield shapes.AnnotatedObject(label, shapes.bounding_box(outer), {"even_odd": [outer, *holes]}, {})
             else:
                 yield from shapes.outline(label, outer, kind == "polygon")
     yield from (Tag(each["name"]) for each in content.get("tags", ()) if each.get("value") is None)
 
 
-def _compute_bitmap_box(data: str, left: float, top: float) -> list[float]:
-    """Computes the box of a bitmap, a PNG compressed by zlib in base64, from the size in the PNG header."""
-    # The header is in the first 33 bytes; the rest stays compressed.
-    png = zlib.decompressobj().decompress(base64.b64decode(data, validate=True), 33)
+def _read_bitmap(label: str | None, bitmap: Mapping[str, Any], size: Mapping[str, Any]) -> shapes.AnnotatedObject:
+    """Makes an object of a bitmap, a PNG compressed by zlib in base64, whose alpha or only channel is the mask."""
+    from PIL import Image
+
+    packed, (left, top) = base64.b64decode(bitmap["data"], validate=True), map(int, bitmap["origin"])
+    png = zlib.decompressobj().decompress(packed, _MAX_BITMAP)
     if len(png) < 24 or not png.startswith(b"\x89PNG\r\n\x1a\n"):
         raise ValueError("a bitmap of its annotation is no PNG file, or is cut off")
-    return [left, top, left + int.from_bytes(png[16:20]), top + int.from_bytes(png[20:24])]
+    width, height = int.from_bytes(png[16:20]), int.from_bytes(png[20:24])
+    sides = int(size["height"]), int(size["width"])
+    if width * height > MAX_PIXELS or sides[0] * sides[1] > MAX_PIXELS:
+        raise ValueError(f"a bitmap of {width} x {height} pixels, more than {MAX_PIXELS:,}")
+    try:
+        with Image.open(io.BytesIO(png)) as image:
+            pixels = np.asarray(image.getchannel("A") if "A" in image.getbands() else image)
+    except (OSError, SyntaxError) as error:
+        raise ValueError(f"a bitmap of its annotation cannot be decoded: {error}") from None
+    shown = (pixels if pixels.ndim == 2 else pixels.any(2)) != 0
+    # What lies beyond the image is cut off.
+    shown = shown[max(0, -top) : max(0, sides[0] - top), max(0, -left) : max(0, sides[1] - left)]
+    runs = {"size": [*sides], "counts": encode_run_lengths(shown, (max(0, top), max(0, left)), sides)}
+    return shapes.mask(label, runs, [left, top, left + width, top + height])
 
 
 _VIA_CLASS = re.compile(r"\s*(class|label|type|name|category|object)(_?(name|type|class|label))?\s*", re.I)
