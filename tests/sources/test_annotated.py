@@ -111,7 +111,7 @@ WHOLE: dict[str, tuple[str, list[Any], list[str], list[Any] | None]] = {
         [DOG, CAT, [1, 2, 17, 10]],
         ["dog", "cat", "cat"],
         [None, TRIANGLE, BITMAP],
-    ),  # fmt: skip
+    ),
     "vott": ("a00002.jpg", [DOG, DOG], ["dog", "dog"], None),
     "dota": (
         "train/images/a00002.png",

@@ -212,6 +212,14 @@ def test_run_lengths_of_another_size_are_errors(tmp_path: Path) -> None:
     assert loader.stats()["skipped"] == 1
 
 
+def test_more_masks_than_memory_are_an_error(tmp_path: Path) -> None:
+    with packstore.Writer(tmp_path / "a.lmdb", {"image": "image", "shapes": "segments"}) as writer:
+        writer.add(image=jpeg(1), shapes=[None] * 1_500_000)
+    dataset = PackedDataset(tmp_path / "a.lmdb", columns=("image", "shapes"))
+    with pytest.raises(packstore.StoreError, match="its 1,500,000 masks of 48 x 64 pixels have more than"):
+        next(iter(PackedLoader(dataset, 1, segments="masks")))
+
+
 def test_items_of_torchvision_have_masks(objects: Path) -> None:
     import_torchvision()
     from torchvision import tv_tensors

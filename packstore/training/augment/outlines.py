@@ -31,16 +31,13 @@ def clip_ring(points: NDArray[np.float64], sides: Sequence[float]) -> NDArray[np
     return points
 
 
-def pad_masks(masks: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pads masks ``(n, h, w)`` of at least one record to the largest number of objects, height and width.
-
-    Returns the masks and the numbers of objects.
-    """
-    sides = [max(each.shape[axis] for each in masks) for axis in range(3)]
-    values = masks[0].new_zeros((len(masks), *sides))
+def pad_masks(masks: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Pads masks ``(n, h, w)`` to the largest number of objects, height and width: ``(B, n, h, w)``."""
+    sides = [max((each.shape[axis] for each in masks), default=0) for axis in range(3)]
+    values = torch.zeros((len(masks), *sides), dtype=torch.bool, device=masks[0].device if masks else None)
     for value, each in zip(values, masks, strict=True):
         value[: each.shape[0], : each.shape[1], : each.shape[2]] = each
-    return values, torch.tensor([len(each) for each in masks], device=values.device)
+    return values
 
 
 def join_tiles(
@@ -72,7 +69,10 @@ def join_tiles(
             else:
                 objects += (_shift(value[number], top, left, height, width) for number in keep)
         joined.append(torch.cat(objects) if isinstance(value, torch.Tensor) else objects)
-    return padded(*pad_masks(joined)) if padded and joined else joined
+    if not padded:
+        return joined
+    masks = pad_masks(joined)
+    return padded(masks, torch.tensor([len(each) for each in joined], device=masks.device))
 
 
 def _place(masks: torch.Tensor, top: int, left: int, height: int, width: int) -> torch.Tensor:

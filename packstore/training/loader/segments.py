@@ -26,8 +26,9 @@ from packstore.training.loader.columns import (
     fill_missing,
     select_rows,
 )
+from packstore.training.loader.looks import split_flat
 
-_MOST_BYTES = 1 << 30
+_MOST_BYTES = 1 << 32
 """Most bytes of a record's masks."""
 
 
@@ -89,7 +90,11 @@ class SegmentRows(ColumnRows):
         fold: They as one move; None if they are none.
         form: ``polygons``, ``masks`` or ``padded`` masks.
         missing: True for records without a value; None if the column is not optional.
+        shapes: Number of masks, height and width of each record's result, int64 ``(B, 3)``.
+        host: Memory of all masks, one after another; None for polygons.
     """
+
+    in_ring = True
 
     column: Column
     values: list[bytes]
@@ -99,11 +104,14 @@ class SegmentRows(ColumnRows):
     fold: Fold | None
     form: str
     missing: NDArray[np.bool_] | None
+    shapes: NDArray[np.int64]
+    host: torch.Tensor | None
     _made: list[Any] = field(init=False)
     _steps: list[tuple[Warp | Fold, NDArray[np.int64]]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._made, self._steps = [None] * len(self.values), []
+        self._made = [None] * len(self.values) if self.host is None else split_flat(self.host, self.shapes.tolist())
+        self._steps = []
         if self.placement is None:
             return
         self.placement.prepare_masks()
@@ -121,39 +129,42 @@ class SegmentRows(ColumnRows):
             if row in skip:
                 continue
             try:
-                self._made[row] = self._list_polygons(row) if self.form == "polygons" else self._fill_masks(row)
+                if self.host is None:
+                    self._made[row] = self._list_polygons(row)
+                else:
+                    self._fill_masks(row, self._made[row])
             except PackstoreError as error:
                 context.note_failure(row, error, self.column.name)
                 failed.append(row)
         return failed
 
     def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
-        """Returns the masks of all objects of each record, or one padded tensor and the numbers of objects. Polygons
-        have no tensors.
-        """
-        masks = [] if self.form == "polygons" else select_rows(self._made, kept)
-        if self.form != "padded" or not masks:
-            return [torch.zeros((0, 0, 0), dtype=torch.bool) if each is None else each for each in masks]
-        return list(pad_masks(masks))
+        """Returns all masks in one flat tensor, and the number of each record's. Polygons have no tensors."""
+        if self.host is None:
+            return []
+        host = self.host
+        if kept is not None:
+            host = torch.cat([self._made[row].reshape(-1) for row in kept.tolist()] or [host[:0]])
+        return [host, torch.from_numpy(select_rows(self.shapes[:, 0], kept))]
 
     def build_value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
         """Builds a list of ``(n, H, W)`` bool tensors, a :class:`Padded`, or a list of lists of polygons."""
-        made = select_rows(self._made, kept)
-        if self.form == "polygons":
-            return fill_missing(made, self.missing, kept)
-        if self.form == "padded" and made:
-            return Padded(next(there), next(there))
-        return fill_missing([next(there) for _ in made], self.missing, kept)
+        if self.host is None:
+            return fill_missing(select_rows(self._made, kept), self.missing, kept)
+        flat, counts = next(there), next(there)
+        masks = split_flat(flat, select_rows(self.shapes, kept).tolist())
+        return Padded(pad_masks(masks), counts) if self.form == "padded" else fill_missing(masks, self.missing, kept)
 
-    def _fill_masks(self, row: int) -> torch.Tensor:
-        """Rasterises the kept objects of a record, at the size of its result."""
+    def _fill_masks(self, row: int, out: torch.Tensor) -> torch.Tensor:
+        """Rasterises the kept objects of a record into ``out``, bool ``(n, h, w)``, and returns it."""
         size, placement, fold = self.sizes[row].tolist(), self.placement, self.fold
         unit = size[::-1] if self.column.coordinates == "fractions" else (1, 1)
         if placement is None:
-            return self._fill(row, size, move=(*unit, 0, 0))
+            return self._fill(row, out, move=(*unit, 0, 0))
         if fold is None:
-            masks = self._fill(row, size, move=(*unit, 0, 0)).numpy()
-            return torch.from_numpy(place_mask(placement, row, masks))
+            whole = torch.empty((len(out), *size), dtype=torch.bool)
+            place_mask(placement, row, self._fill(row, whole, move=(*unit, 0, 0)).numpy(), 0, out.numpy())
+            return out
         height, width = placement.sizes[row].tolist()
         (down, across), (y, x) = fold.scale[row].tolist(), fold.offset[row].tolist()
         top, left, bottom, right = fold.visible[row].tolist()
@@ -163,26 +174,21 @@ class SegmentRows(ColumnRows):
         place = (top, width - right if mirrored else left)
         return self._fill(
             row,
-            (height, width),
+            out,
             view=(top - down_by, left - right_by, bottom - top, right - left, mirrored, *place),
             move=(unit[0] * across, unit[1] * down, x - right_by, y - down_by),
             rows=placement.rows[row, :height],
             columns=placement.columns[row, :width],
         )
 
-    def _fill(self, row: int, shape: Sequence[int], **place: Any) -> torch.Tensor:
-        """Fills masks of ``shape``, see :func:`fill_segments`; raises :class:`StoreError` if it refuses the value."""
-        size, kept = self.sizes[row].tolist(), self.kept[row]
-        if (count := int(kept.sum())) * shape[0] * shape[1] > _MOST_BYTES:
-            raise StoreError(
-                f"its {count:,} masks of {shape[0]} x {shape[1]} pixels have more than {_MOST_BYTES:,} bytes"
-            )
-        masks = torch.zeros((count, *shape), dtype=torch.uint8)
-        if not fill_segments(self.values[row], kept, size, masks.numpy(), **place):
+    def _fill(self, row: int, out: torch.Tensor, **place: Any) -> torch.Tensor:
+        """Fills masks ``out``, see :func:`fill_segments`; raises :class:`StoreError` if it refuses the value."""
+        size = self.sizes[row].tolist()
+        if not fill_segments(self.values[row], self.kept[row], size, out.zero_().view(torch.uint8).numpy(), **place):
             shapes = parse_shapes(self.column, self.values[row])  # raises the right error for a damaged value
             found = f"{shapes.sizes.tolist()!r:.60}"
             raise StoreError(f"its run lengths, of sizes {found}, do not fill an image of {size[0]} x {size[1]}")
-        return masks.view(torch.bool)
+        return out
 
     def _list_polygons(self, row: int) -> list[Any]:
         """Returns the shapes of the kept objects, as items have them, moved and clipped, in pixels of the result."""
@@ -193,7 +199,8 @@ class SegmentRows(ColumnRows):
         if placement is None:
             return found
         is_run = [isinstance(shape, dict) and "counts" in shape for shape in found]
-        masks = self._fill_masks(row).numpy() if any(is_run) else None
+        out = torch.empty(self.shapes[row].tolist(), dtype=torch.bool)
+        masks = self._fill_masks(row, out).numpy() if any(is_run) else None
         for number, shape in enumerate(found):
             if is_run[number] and masks is not None:
                 found[number] = {"size": [*masks.shape[1:]], "counts": encode_run_lengths(masks[number])}
@@ -249,7 +256,16 @@ class SegmentsReader(ColumnReader):
         kept = self._find_kept(context, counts)
         sizes, placement = context.plan.sizes, context.placement
         fold = None if placement is None else fold_moves(placement.moves, sizes)
-        return SegmentRows(column, values, kept, sizes, placement, fold, self._form, missing)
+        shown = sizes if placement is None else placement.sizes
+        shapes = np.column_stack([[np.count_nonzero(each) for each in kept], shown]).astype(np.int64).reshape(-1, 3)
+        too_many = shapes.prod(1) > _MOST_BYTES if self._form != "polygons" else ()
+        for row in np.flatnonzero(too_many).tolist():
+            count, height, width = shapes[row].tolist()
+            pixels = f"{count:,} masks of {height} x {width} pixels"
+            context.note_failure(row, StoreError(f"its {pixels} have more than {_MOST_BYTES:,} bytes"), column.name)
+            shapes[row, 0], kept[row] = 0, np.zeros(len(kept[row]), np.bool_)
+        host = None if self._form == "polygons" else new_buffer((int(shapes.prod(1).sum()),), torch.bool)
+        return SegmentRows(column, values, kept, sizes, placement, fold, self._form, missing, shapes, host)
 
     def _find_kept(self, context: ColumnContext, counts: NDArray[np.int64]) -> list[NDArray[np.bool_]]:
         """Returns which objects of each record are kept. A record with another number of objects than boxes fails."""
