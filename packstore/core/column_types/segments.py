@@ -202,17 +202,20 @@ def parse_shapes(column: Column, raw: Any) -> Shapes:
         coordinates = np.frombuffer(raw, dtype, int(lengths.sum()), at).astype(np.float64)
     except ValueError:
         raise damaged from None
-    if decimals != _FLOAT64:
-        coordinates /= 10.0**decimals if decimals <= _MOST_DECIMALS else np.nan
+    if decimals <= _MOST_DECIMALS:
+        coordinates /= 10.0**decimals
     ends = at + dtype.itemsize * len(coordinates) + np.cumsum(parts[is_run])
-    good = (np.abs(coordinates) <= MOST).all() and not (lengths % 2).any() and not parts[forms == _NONE].any()
-    odd = parts[forms == _COUNTS] % 4
-    if (
-        forms.max(initial=0) > _COUNTS
-        or not good
-        or odd.any()
-        or (ends[-1] if len(ends) else at + dtype.itemsize * len(coordinates)) != len(raw)
-    ):
+    end = ends[-1] if len(ends) else at + dtype.itemsize * len(coordinates)
+    good = (
+        end == len(raw)
+        and (decimals <= _MOST_DECIMALS or decimals == _FLOAT64)
+        and forms.max(initial=0) <= _COUNTS
+        and (np.abs(coordinates) <= MOST).all()
+        and not (lengths % 2).any()
+        and not parts[forms == _NONE].any()
+        and not (parts[forms == _COUNTS] % 4).any()
+    )
+    if not good:
         raise damaged
     runs = [bytes(raw[end - size : end]) for end, size in zip(ends.tolist(), parts[is_run].tolist(), strict=True)]
     return Shapes(forms, parts, lengths // 2, coordinates.reshape(-1, 2), sizes, runs)
