@@ -212,6 +212,19 @@ def fill_run_lengths(segmentation: dict[str, Any], mask: NDArray[np.uint8]) -> N
     mask |= np.repeat(values.astype(np.uint8), lengths.astype(np.int64)).reshape(mask.shape[::-1]).T
 
 
+def decode_bitmap(png: bytes) -> NDArray[np.bool_]:
+    """Decodes a PNG whose alpha, or else any other channel, is a mask. Raises :class:`ValueError` for a damaged one."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(png)) as image:
+            pixels = np.asarray(image.getchannel("A") if "A" in image.getbands() else image)
+    except (OSError, SyntaxError) as error:
+        raise ValueError(f"a bitmap cannot be decoded: {error}") from None
+    shown: NDArray[np.bool_] = np.asarray(pixels if pixels.ndim == 2 else pixels.any(2)) != 0
+    return shown
+
+
 def encode_run_lengths(mask: NDArray[np.bool_], corner: tuple[int, int] = (0, 0), sides: Any = None) -> list[int]:
     """Encodes a mask as COCO's run lengths: column by column, beginning with the background.
 

@@ -27,6 +27,7 @@ from tests.makers.images import encode
 GUIDE = (resources.files("packstore") / "guide/sources.md").read_text("utf-8")
 LEFT = {
     "Mapillary Vistas": ["config_v2.0.json"],
+    "Supervisely": ["meta.json"],
     "CamVid of SegNet": ["train.txt"],
     "LFW": ["pairs.txt"],
     "Open Images": ["bbox_labels_600_hierarchy.json"],

@@ -26,9 +26,7 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
-import numpy as np
-
-from packstore.images.annotations import encode_run_lengths
+from packstore.images.annotations import decode_bitmap, encode_run_lengths
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.annotation_formats import beside, parsing, shapes
 from packstore.sources.annotation_formats.documents import document
@@ -292,8 +290,6 @@ def supervisely(content: Any, _: Picture) -> Parts:
 
 def _read_bitmap(label: str | None, bitmap: Mapping[str, Any], size: Mapping[str, Any]) -> shapes.AnnotatedObject:
     """Makes an object of a bitmap, a PNG compressed by zlib in base64, whose alpha or only channel is the mask."""
-    from PIL import Image
-
     packed, (left, top) = base64.b64decode(bitmap["data"], validate=True), map(int, bitmap["origin"])
     png = zlib.decompressobj().decompress(packed, _MAX_BITMAP)
     if len(png) < 24 or not png.startswith(b"\x89PNG\r\n\x1a\n"):
@@ -302,14 +298,8 @@ def _read_bitmap(label: str | None, bitmap: Mapping[str, Any], size: Mapping[str
     sides = int(size["height"]), int(size["width"])
     if width * height > MAX_PIXELS or sides[0] * sides[1] > MAX_PIXELS:
         raise ValueError(f"a bitmap of {width} x {height} pixels, more than {MAX_PIXELS:,}")
-    try:
-        with Image.open(io.BytesIO(png)) as image:
-            pixels = np.asarray(image.getchannel("A") if "A" in image.getbands() else image)
-    except (OSError, SyntaxError) as error:
-        raise ValueError(f"a bitmap of its annotation cannot be decoded: {error}") from None
-    shown = (pixels if pixels.ndim == 2 else pixels.any(2)) != 0
     # What lies beyond the image is cut off.
-    shown = shown[max(0, -top) : max(0, sides[0] - top), max(0, -left) : max(0, sides[1] - left)]
+    shown = decode_bitmap(png)[max(0, -top) : max(0, sides[0] - top), max(0, -left) : max(0, sides[1] - left)]
     runs = {"size": [*sides], "counts": encode_run_lengths(shown, (max(0, top), max(0, left)), sides)}
     return shapes.mask(label, runs, [left, top, left + width, top + height])
 

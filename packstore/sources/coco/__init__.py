@@ -216,10 +216,10 @@ class CocoSource(SpooledSource):
             columns["keypoint_labels"] = Labels(classes["objects"], of=False, optional=True)
         elif self._kinds & {"instances", "keypoints"}:
             columns |= {"boxes": Boxes(optional=True), "labels": Labels(classes["objects"], of="boxes", optional=True)}
-            if self._has_segments:
-                columns["segments"] = Segments(of="boxes", optional=True)
             if self._has_crowds:
                 columns[CROWD] = Labels(of="boxes", optional=True)
+            if self._has_segments:
+                columns["segments"] = Segments(of="boxes", optional=True)
             if self._point_count:
                 columns["keypoints"] = Keypoints(3, of="boxes", points=self._point_count, optional=True)
         if "captions" in self._kinds:
