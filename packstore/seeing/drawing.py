@@ -251,17 +251,18 @@ class _PictureCanvas:
         self,
         objects: Sequence[Sequence[Sequence[float]]],
         outlined: Sequence[bool],
+        holed: Sequence[bool],
         fractions: bool,
         classes: RowClasses | None = None,
     ) -> None:
         scale = np.array(self.picture.size) if fractions else self._scale
         given = [] if classes is None else np.asarray(classes.numbers).tolist()
         limit = 4.0 * max(self.picture.size)  # as for boxes
-        for number, (rings, is_outlined) in enumerate(zip(objects, outlined, strict=True)):
+        for number, (rings, is_outlined, has_holes) in enumerate(zip(objects, outlined, holed, strict=True)):
             corners = [(np.reshape(ring, (-1, 2)) * scale).clip(-limit, limit) for ring in rings if len(ring) > 2]
             lines = [[*map(tuple, ring.tolist())] for ring in corners]
             color = class_color(given[number] if number < len(given) else number)
-            area = _fill_rings(lines, self.picture.size, is_outlined)
+            area = _fill_rings(lines, self.picture.size, has_holes)
             self.picture.paste(color, mask=area.convert("L").point(lambda value: round(value * _MASK_OPACITY)))
             for line in lines if is_outlined else ():
                 ImageDraw.Draw(self.picture).polygon(line, outline=color)

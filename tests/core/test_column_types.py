@@ -91,7 +91,19 @@ class TestSegments(ColumnTypeSuite):
     field = packstore.Segments()
     optional = packstore.Segments(optional=True)
     values = SHAPES
-    wrong = (5, "x", [5], [[5]], [[[1]]], [[["a", 1]]], [[[1e9, 1]]], [[[float("nan"), 1]]], [{"counts": [3]}])
+    wrong = (
+        5,
+        "x",
+        [5],
+        [[5]],
+        [[[1]]],
+        [[["a", 1]]],
+        [[["1", "2"]]],
+        [{"size": [0, 4], "counts": []}],
+        [[[1e9, 1]]],
+        [[[float("nan"), 1]]],
+        [{"counts": [3]}],
+    )
     placed: ClassVar = [[[0, 1, 3, 4, 0, 4]], {"size": [5, 4], "counts": [5, 5, 10]}, None]
     mirrored: ClassVar = [[[4, 1, 1, 4, 4, 4]], {"size": [5, 4], "counts": [10, 5, 5]}, None]
     joined: ClassVar = [placed[0], {"size": [10, 8], "counts": [10, 5, 65]}, None]

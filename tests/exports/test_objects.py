@@ -23,13 +23,13 @@ from tests.makers.annotated import coco, fill, without_export_manifest, yolo
         ("coco", "the column 'json' (but area, iscrowd and other entries of its objects are written)"),
         ("yolo", "shapes of objects with run lengths: they become boxes"),
         ("cvat", "shapes of objects with several polygons or run lengths: they become boxes"),
-        ("voc", "the columns 'segments', "),
+        ("voc", "'segments'"),
     ],
 )
 def test_what_is_lost_of_coco_is_said(to: str, said: str, tmp_path: Path) -> None:
     convert(coco(tmp_path / "set"), tmp_path / "in.lmdb")
     losses = export(tmp_path / "in.lmdb", tmp_path / to, to=to).losses
-    assert any(loss.startswith(said) for loss in losses)
+    assert any(said in loss for loss in losses)
 
 
 def samples(path: Path, kind: str) -> dict[str, dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,23 @@ def test_run_lengths_of_another_size_are_errors(tmp_path: Path) -> None:
     [(images, masks)] = loader
     assert len(images) == len(masks) == 1
     assert loader.stats()["skipped"] == 1
+
+
+def test_fractions_with_holes_go_to_coco_as_pixels_do(tmp_path: Path) -> None:
+    rings = [[8, 8, 40, 8, 40, 40, 8, 40], [16, 16, 32, 16, 32, 32, 16, 32]]
+    written = []
+    for fractions in (False, True):
+        unit = (64, 48) if fractions else (1, 1)
+        shape = {"even_odd": [[n / unit[i % 2] for i, n in enumerate(ring)] for ring in rings]}
+        fields: dict[str, Any] = {"image": "image", "boxes": "boxes"}
+        fields["shapes"] = packstore.Segments(of="boxes", fractions=fractions)
+        with packstore.Writer(tmp_path / f"{fractions}.lmdb", fields) as writer:
+            writer.add(image=jpeg(1), boxes=[[8, 8, 40, 40]], shapes=[shape])
+        packstore.export(tmp_path / f"{fractions}.lmdb", tmp_path / f"{fractions}", to="coco", bare=True)
+        document = json.loads((tmp_path / f"{fractions}/annotations/instances.json").read_text())
+        written.append(document["annotations"][0]["segmentation"])
+    assert written[0] == written[1]
+    assert coco_masks(written[:1], 48, 64).sum() == 32 * 32 - 16 * 16
 
 
 def test_more_masks_than_memory_are_an_error(tmp_path: Path) -> None:

@@ -98,13 +98,14 @@ class Canvas(Protocol):
         self,
         objects: Sequence[Sequence[Sequence[float]]],
         outlined: Sequence[bool],
+        holed: Sequence[bool],
         fractions: bool,
         classes: RowClasses | None = None,
     ) -> None:
         """Fills the rings of objects, ``x, y, x, y …``. Each object has its own colour; with ``classes`` each class.
 
-        ``outlined``: for each object, draw also the rings themselves. ``fractions``: coordinates are fractions of the
-        sides of the image, not pixels.
+        ``outlined``: for each object, draw also the rings themselves; ``holed``: rings inside others are holes.
+        ``fractions``: coordinates are fractions of the sides of the image, not pixels.
         """
 
     def draw_points(self, points: NDArray[Any]) -> None:

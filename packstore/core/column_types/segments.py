@@ -142,14 +142,15 @@ class SegmentsType(BytesType):
 
     def draw(self, canvas: Canvas, column: Column, value: Any, classes: RowClasses | None) -> None:
         """Draws the shapes, each in the colour of its class."""
-        outlined, objects = [], list[list[list[float]]]()
+        outlined, holed, objects = [], [], list[list[list[float]]]()
         for shape in value:
             outlined.append(not (isinstance(shape, dict) and "counts" in shape))
+            holed.append(isinstance(shape, dict) and "even_odd" in shape)
             try:
                 objects.append(list_rings(shape))
             except ValueError:  # run lengths that are damaged
                 objects.append([])
-        canvas.draw_rings(objects, outlined, column.coordinates == "fractions", classes)
+        canvas.draw_rings(objects, outlined, holed, column.coordinates == "fractions", classes)
 
     def show(self, column: Column, value: Any) -> dict[str, Any]:
         """Returns the first 16,000 characters of JSON as ``value``."""
@@ -211,6 +212,7 @@ def parse_shapes(column: Column, raw: Any) -> Shapes:
         and (decimals <= _MOST_DECIMALS or decimals == _FLOAT64)
         and forms.max(initial=0) <= _COUNTS
         and (np.abs(coordinates) <= MOST).all()
+        and ((sizes > 0) & (sizes < 1 << 31)).all()
         and not (lengths % 2).any()
         and not parts[forms == _NONE].any()
         and not (parts[forms == _COUNTS] % 4).any()
@@ -235,7 +237,7 @@ def _parse_shape(shape: Any) -> tuple[int, list[int], Any]:
     if shape is None:
         return _NONE, [], []
     if isinstance(shape, Mapping) and {*shape} == {"size", "counts"}:
-        height, width = map(as_index, shape["size"])
+        height, width = (as_index(int(side)) if side == int(side) else as_index(side) for side in shape["size"])
         if not (0 < height < 1 << 31 and 0 < width < 1 << 31):
             raise ValueError(f"run lengths of an image of {height} x {width} pixels")
         counts = shape["counts"]
@@ -252,10 +254,11 @@ def _parse_shape(shape: Any) -> tuple[int, list[int], Any]:
         rings, form = shape["even_odd"], _EVEN_ODD
     if not isinstance(rings, (list, tuple)):
         raise ValueError(f"expected rings, run lengths or None, got {rings!r:.60}")
-    outlines = [np.asarray(ring, np.float64) for ring in rings]
+    outlines = [np.asarray(ring) for ring in rings]
     for ring in outlines:
-        if ring.ndim != 1 or len(ring) % 2 or not (np.abs(ring) <= MOST).all():
+        if ring.ndim != 1 or ring.dtype.kind not in "iuf" or len(ring) % 2 or not (np.abs(ring) <= MOST).all():
             raise ValueError(f"expected x, y, x, y … up to {MOST:.0f}, got {ring.tolist()!r:.60}")
+    outlines = [ring.astype(np.float64) for ring in outlines]
     return form, [len(ring) for ring in outlines], outlines
 
 

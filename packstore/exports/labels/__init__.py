@@ -444,6 +444,8 @@ class LabelsExport(FolderExport):
                 outline = shape if self._has_fractions and isinstance(shape, list) else None
                 if outline is not None:
                     shape = [scale_ring(ring, *size) for ring in outline]
+                elif self._has_fractions and isinstance(shape, dict) and "even_odd" in shape:
+                    shape = {"even_odd": [scale_ring(ring, *size) for ring in shape["even_odd"]]}
                 objects.append(
                     LabelledObject(tuple(box), number, name, points, shape, outline, each, is_crowd, difficult or 0)
                 )

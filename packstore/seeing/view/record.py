@@ -114,6 +114,7 @@ class ShapeList:
         self,
         objects: Sequence[Sequence[Sequence[float]]],
         outlined: Sequence[bool],
+        holed: Sequence[bool],
         fractions: bool,
         classes: RowClasses | None = None,
     ) -> None:
@@ -121,7 +122,15 @@ class ShapeList:
         kept = objects[:MOST_ROWS]
         numbered = {} if classes is None else {"numbers": to_json_numbers(classes.numbers[: len(kept)])}
         self.shapes += (
-            [{"rings": list(kept), "outlined": list(outlined[:MOST_ROWS]), "fractions": fractions, **numbered}]
+            [
+                {
+                    "rings": list(kept),
+                    "outlined": list(outlined[:MOST_ROWS]),
+                    "holed": list(holed[:MOST_ROWS]),
+                    "fractions": fractions,
+                    **numbered,
+                }
+            ]
             if any(kept)
             else []
         )

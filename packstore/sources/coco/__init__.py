@@ -124,7 +124,7 @@ class CocoSource(SpooledSource):
             annotations = entries.get("annotations", ())
             self._has_shapes |= any(each.keys() & _SHAPES for each in annotations)
             self._has_boxes |= any(each.get("bbox") for each in annotations)
-            self._has_segments |= any("segmentation" in each for each in annotations)
+            self._has_segments |= any(each.get("segmentation") is not None for each in annotations)
             self._has_crowds |= any(documents.parse_crowds(annotations))
             self._most_tags = max(self._most_tags, len(annotations))
             if number in masks:

@@ -132,7 +132,7 @@ class SegmentRows(ColumnRows):
                 if self.host is None:
                     self._made[row] = self._list_polygons(row)
                 else:
-                    self._fill_masks(row, self._made[row])
+                    self._fill_masks(row, self._made[row], self.kept[row])
             except PackstoreError as error:
                 context.note_failure(row, error, self.column.name)
                 failed.append(row)
@@ -155,15 +155,15 @@ class SegmentRows(ColumnRows):
         masks = split_flat(flat, select_rows(self.shapes, kept).tolist())
         return Padded(pad_masks(masks), counts) if self.form == "padded" else fill_missing(masks, self.missing, kept)
 
-    def _fill_masks(self, row: int, out: torch.Tensor) -> torch.Tensor:
-        """Rasterises the kept objects of a record into ``out``, bool ``(n, h, w)``, and returns it."""
+    def _fill_masks(self, row: int, out: torch.Tensor, kept: NDArray[np.bool_]) -> torch.Tensor:
+        """Rasterises the objects ``kept`` of a record into ``out``, bool ``(n, h, w)``, and returns it."""
         size, placement, fold = self.sizes[row].tolist(), self.placement, self.fold
         unit = size[::-1] if self.column.coordinates == "fractions" else (1, 1)
         if placement is None:
-            return self._fill(row, out, move=(*unit, 0, 0))
+            return self._fill(row, out, kept, move=(*unit, 0, 0))
         if fold is None:
             whole = torch.empty((len(out), *size), dtype=torch.bool)
-            place_mask(placement, row, self._fill(row, whole, move=(*unit, 0, 0)).numpy(), 0, out.numpy())
+            place_mask(placement, row, self._fill(row, whole, kept, move=(*unit, 0, 0)).numpy(), 0, out.numpy())
             return out
         height, width = placement.sizes[row].tolist()
         (down, across), (y, x) = fold.scale[row].tolist(), fold.offset[row].tolist()
@@ -175,16 +175,17 @@ class SegmentRows(ColumnRows):
         return self._fill(
             row,
             out,
+            kept,
             view=(top - down_by, left - right_by, bottom - top, right - left, mirrored, *place),
             move=(unit[0] * across, unit[1] * down, x - right_by, y - down_by),
             rows=placement.rows[row, :height],
             columns=placement.columns[row, :width],
         )
 
-    def _fill(self, row: int, out: torch.Tensor, **place: Any) -> torch.Tensor:
+    def _fill(self, row: int, out: torch.Tensor, kept: NDArray[np.bool_], **place: Any) -> torch.Tensor:
         """Fills masks ``out``, see :func:`fill_segments`; raises :class:`StoreError` if it refuses the value."""
         size = self.sizes[row].tolist()
-        if not fill_segments(self.values[row], self.kept[row], size, out.zero_().view(torch.uint8).numpy(), **place):
+        if not fill_segments(self.values[row], kept, size, out.zero_().view(torch.uint8).numpy(), **place):
             shapes = parse_shapes(self.column, self.values[row])  # raises the right error for a damaged value
             found = f"{shapes.sizes.tolist()!r:.60}"
             raise StoreError(f"its run lengths, of sizes {found}, do not fill an image of {size[0]} x {size[1]}")
@@ -199,11 +200,14 @@ class SegmentRows(ColumnRows):
         if placement is None:
             return found
         is_run = [isinstance(shape, dict) and "counts" in shape for shape in found]
-        out = torch.empty(self.shapes[row].tolist(), dtype=torch.bool)
-        masks = self._fill_masks(row, out).numpy() if any(is_run) else None
+        if any(is_run):
+            size, kept = self.shapes[row, 1:].tolist(), kept.copy()
+            kept[kept] = is_run
+            masks = iter(self._fill_masks(row, torch.empty((sum(is_run), *size), dtype=torch.bool), kept).numpy())
         for number, shape in enumerate(found):
-            if is_run[number] and masks is not None:
-                found[number] = {"size": [*masks.shape[1:]], "counts": encode_run_lengths(masks[number])}
+            if is_run[number]:
+                mask = next(masks)
+                found[number] = {"size": [*mask.shape], "counts": encode_run_lengths(mask)}
             elif isinstance(shape, dict):
                 found[number] = {name: self._move_rings(row, rings) for name, rings in shape.items()}
             elif shape is not None:

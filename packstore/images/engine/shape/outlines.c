@@ -206,9 +206,13 @@ static enum outcome find_parts(struct stored *stored, const uint8_t *value, int6
             if (size % 2)
                 return REFUSED;
         }
+        int64_t first = numbers;
         numbers += form >= TEXT ? 2 : parts;
         if (numbers > room)
             return REFUSED;
+        for (int64_t i = first; form >= TEXT && i < numbers; i++)
+            if (!number_at(stored->sizes, i) || number_at(stored->sizes, i) > INT32_MAX)
+                return REFUSED;
     }
     stored->coordinates = stored->sizes + 4 * numbers;
     stored->runs = stored->coordinates + stored->width * coordinates;

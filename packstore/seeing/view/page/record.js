@@ -282,7 +282,7 @@ function drawRings(shape, width, height, unit) {
   return shape.rings.map((rings, i) => {
     const shade = rgb(color(shape.numbers?.[i] ?? i));
     return make("path", { class: "segment", d: rings.map(path).join(""), fill: shade, "fill-opacity": 0.35,
-      "fill-rule": "evenodd", stroke: shape.outlined[i] ? shade : "none", "stroke-width": 1.5 * unit });
+      "fill-rule": shape.holed[i] ? "evenodd" : "nonzero", stroke: shape.outlined[i] ? shade : "none", "stroke-width": 1.5 * unit });
   });
 }
 
