@@ -212,6 +212,25 @@ def fill_run_lengths(segmentation: dict[str, Any], mask: NDArray[np.uint8]) -> N
     mask |= np.repeat(values.astype(np.uint8), lengths.astype(np.int64)).reshape(mask.shape[::-1]).T
 
 
+def clip_ring(points: NDArray[np.float64], sides: Sequence[float]) -> NDArray[np.float64]:
+    """Clips a ring, ``(N, 2)``, x and y, to a rectangle: top, left, bottom, right. Returns no points if it is outside.
+
+    Cuts along one side after the other (Sutherland and Hodgman, 1974).
+    """
+    top, left, bottom, right = sides
+    for axis, limit, sign in ((0, left, 1), (0, right, -1), (1, top, 1), (1, bottom, -1)):
+        depth = sign * (points[:, axis] - limit)
+        if (depth >= 0).all():
+            continue
+        following, behind = np.roll(points, -1, 0), np.roll(depth, -1)
+        crosses = (depth < 0) != (behind < 0)
+        share = np.divide(depth, depth - behind, where=crosses, out=np.zeros_like(depth))
+        cuts = points + share[:, None] * (following - points)
+        cuts[:, axis] = limit
+        points = np.stack([points, cuts], 1).reshape(-1, 2)[np.stack([depth >= 0, crosses], 1).ravel()]
+    return points
+
+
 def decode_bitmap(png: bytes) -> NDArray[np.bool_]:
     """Decodes a PNG whose alpha, or else any other channel, is a mask. Raises :class:`ValueError` for a damaged one."""
     from PIL import Image

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Kind(NamedTuple):
-    """Where a kind of image file is implemented, and how its files begin.
+    """Module and first bytes of a kind of image files.
 
     Attributes:
         place: Module in :mod:`packstore.images.kinds` and subclass of :class:`packstore.images.kinds.base.ImageFile`.

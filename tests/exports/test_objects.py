@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from contextlib import closing
 from pathlib import Path
@@ -9,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import packstore
 from packstore.sources import open_source
 from packstore.testing.exports import picture
-from tests.internals import UsageError, Writer, convert, export, load_yaml
-from tests.makers.annotated import coco, fill, without_export_manifest, yolo
+from tests.internals import StoreError, UsageError, Writer, convert, export, load_yaml
+from tests.makers.annotated import coco, fill, jpeg, without_export_manifest, yolo
 
 
 @pytest.mark.parametrize(
@@ -168,3 +170,28 @@ def test_pycocotools_reads_it(tmp_path: Path) -> None:
     (first, second) = found.loadAnns(found.getAnnIds(imgIds=[2]))
     assert (first["bbox"], second["iscrowd"]) == ([1.5, 1, 4.5, 6.5], 1)
     assert found.annToMask(second).sum() == 20
+
+
+def test_polygons_beyond_the_image_are_clipped_for_yolo(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"image": "image", "boxes": "boxes", "segments": packstore.Segments(of="boxes")}
+    with Writer(tmp_path / "in.lmdb", fields=fields) as writer:
+        rings = [[2, 2, 6, 2, 6, 6], [10, 2, 20, 2, 20, 6, 10, 6]]
+        boxes = [[2, 2, 6, 6], [10, 2, 16, 6]]
+        writer.add(key="a.jpg", image=jpeg(1), boxes=boxes, segments=[[ring] for ring in rings])
+    export(tmp_path / "in.lmdb", tmp_path / "out", to="yolo", bare=True)
+    [(_, values)] = samples(tmp_path / "out", "yolo").items()
+    assert values["segments"][0] == [[2 / 16, 2 / 8, 6 / 16, 2 / 8, 6 / 16, 6 / 8]]
+    assert np.reshape(values["segments"][1], (-1, 2)).max() == 1
+
+
+def test_run_lengths_that_do_not_fill_a_photo_are_named(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"image": "image", "boxes": "boxes", "segments": packstore.Segments(of="boxes")}
+    with Writer(tmp_path / "in.lmdb", fields=fields, annotation_frame="stored") as writer:
+        shapes = [{"size": [8, 16], "counts": [5, 5]}]
+        photo = io.BytesIO()
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        Image.open(io.BytesIO(jpeg(1))).save(photo, "JPEG", exif=exif)
+        writer.add(key="a.jpg", image=photo.getvalue(), boxes=[[2, 2, 6, 6]], segments=shapes)
+    with pytest.raises(StoreError, match=r"record 0 \(a.jpg\) cannot be turned upright: run lengths do not add up"):
+        export(tmp_path / "in.lmdb", tmp_path / "out", to="yolo")

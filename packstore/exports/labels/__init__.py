@@ -20,7 +20,7 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from packstore.core.columns import DIFFICULT, UPRIGHT, Column, find_class_column, find_crowd_column
-from packstore.core.errors import UsageError
+from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.manifest import Manifest
 from packstore.exports.base import BLOCK_BYTES, Record
 from packstore.exports.folder import FolderExport
@@ -317,7 +317,11 @@ class LabelsExport(FolderExport):
         if not upright and info.kind in self.upright_kinds and orientation != 1:
             turn, upright = make_turn(orientation, size, UPRIGHT), True
             columns = {name: column for name, column in record.columns.items() if name in record.stored}
-            record = replace(record, stored=turn.move_stored_values(columns, record.stored))
+            try:
+                record = replace(record, stored=turn.move_stored_values(columns, record.stored))
+            except ValueError as error:
+                where = f"record {record.number} ({printable(record.key)})"
+                raise StoreError(f"{where} cannot be turned upright: {error}") from None
         return self.write_labels(record, image, size[::-1] if upright and swaps_sides(orientation) else size)
 
     def write_labels(self, record: Record, image: str, size: tuple[int, int]) -> Mapping[str, str]:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from packstore.exports.base import BLOCK_BYTES, Record, safe_name
 from packstore.exports.folder import make_distinct
 from packstore.exports.labels import (
@@ -17,8 +19,8 @@ from packstore.exports.labels import (
     format_json,
     format_number,
     pair_coordinates,
-    scale_ring,
 )
+from packstore.images.annotations import clip_ring
 from packstore.images.masks import make_mask_file
 from packstore.sources.yamltext import format_yaml_string
 from packstore.stores.export_manifest import RecordLines
@@ -156,8 +158,9 @@ class YoloExport(LabelsExport):
     """YOLO (https://docs.ultralytics.com/datasets/): a folder of images, a label file for each image that has boxes,
     and ``data.yaml``. Boxes are in fractions of the image's sides.
 
-    Boxes are clipped to the image, as readers expect. Boxes outside the image are left out. An object with
-    polygons is written as one polygon, unless it has keypoints. An image of unknown size gets no file.
+    Boxes and polygons are clipped to the image, as readers expect; polygons in fractions stay as they are. Boxes
+    outside the image are left out. An object with polygons is written as one polygon, unless it has keypoints. An image
+    of unknown size gets no file.
     """
 
     name = "yolo"
@@ -206,9 +209,16 @@ class YoloExport(LabelsExport):
         values = [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
         if obj.keypoints is not None:
             values += [v for x, y, *rest in obj.keypoints for v in (x / width, y / height, *rest)]
-        elif isinstance(obj.shape, list) and sum(map(len, obj.shape)) >= 6:  # a polygon replaces the box
-            values = join_rings(obj.outline or [scale_ring(ring, 1 / width, 1 / height) for ring in obj.shape])
+        elif (outline := obj.outline or self._scale_rings(obj.shape, width, height)) and sum(map(len, outline)) >= 6:
+            values = join_rings(outline)  # a polygon replaces the box
         return " ".join([str(obj.label), *map(repr, values)]) + "\n"
+
+    def _scale_rings(self, shape: Any, width: int, height: int) -> list[list[float]]:
+        """Clips the rings of a shape in pixels to the image, and converts them to fractions; none of other shapes."""
+        if not isinstance(shape, list):
+            return []
+        rings = [clip_ring(np.reshape(ring, (-1, 2)), (0, 0, height, width)) for ring in shape]
+        return [(ring / (width, height)).ravel().tolist() for ring in rings if len(ring)]
 
 
 def join_rings(rings: Sequence[list[float]]) -> list[float]:

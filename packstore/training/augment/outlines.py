@@ -1,4 +1,4 @@
-"""Clips outlines of objects, and joins the segments of images that become one."""
+"""Pads masks of objects, and joins the segments of images that become one."""
 
 from __future__ import annotations
 
@@ -9,26 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.images.annotations import encode_run_lengths, fill_run_lengths
-
-
-def clip_ring(points: NDArray[np.float64], sides: Sequence[float]) -> NDArray[np.float64]:
-    """Clips a ring, ``(N, 2)``, x and y, to a rectangle: top, left, bottom, right. Returns no points if it is outside.
-
-    Cuts along one side after the other (Sutherland and Hodgman, 1974).
-    """
-    top, left, bottom, right = sides
-    for axis, limit, sign in ((0, left, 1), (0, right, -1), (1, top, 1), (1, bottom, -1)):
-        depth = sign * (points[:, axis] - limit)
-        if (depth >= 0).all():
-            continue
-        following, behind = np.roll(points, -1, 0), np.roll(depth, -1)
-        crosses = (depth < 0) != (behind < 0)
-        share = np.divide(depth, depth - behind, where=crosses, out=np.zeros_like(depth))
-        cuts = points + share[:, None] * (following - points)
-        cuts[:, axis] = limit
-        points = np.stack([points, cuts], 1).reshape(-1, 2)[np.stack([depth >= 0, crosses], 1).ravel()]
-    return points
+from packstore.images.annotations import clip_ring, encode_run_lengths, fill_run_lengths
 
 
 def pad_masks(masks: Sequence[torch.Tensor]) -> torch.Tensor:

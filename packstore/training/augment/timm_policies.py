@@ -66,7 +66,7 @@ _BLUR_KERNEL = 15
 
 
 class Magnitudes(NamedTuple):
-    """What the parameters of N steps are computed from.
+    """Magnitudes of N steps, which decide their parameters.
 
     Attributes:
         part: Magnitudes as shares of 10, ``(N,)``.

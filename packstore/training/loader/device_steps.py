@@ -19,7 +19,7 @@ from packstore.training.augment.operations import HOW_TO_COLLATE, apply_operatio
 from packstore.training.augment.program_operation import ProgramOperation
 from packstore.training.augment.steps import InPlace, is_per_image
 from packstore.training.loader.division import WorkDivision
-from packstore.training.loader.looks import stored_format
+from packstore.training.loader.looks import find_stored_format
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.stats import Stats
@@ -89,7 +89,7 @@ class DeviceSteps:
         self._operations = tuple(map(self._with_timing, division.on_batches))
         self._floats = manifest.holds_floats
         self._stored = TENSOR_DTYPES[mode.dtype]
-        stored = stored_format(manifest.image, mode)
+        stored = find_stored_format(manifest.image, mode)
         self._example = torch.empty((1, stored.channels, 0, 0), dtype=stored.dtype, device="cpu")
         self._normalizer = normalizer
         self._units = Units.of_column(manifest.image, manifest.normalization)

@@ -337,7 +337,7 @@ def final_format(
     return RowFormat(dtype, not channels_last, None if floats else normalizer, mode.channels)
 
 
-def stored_format(column: Column, mode: Mode) -> RowFormat:
+def find_stored_format(column: Column, mode: Mode) -> RowFormat:
     """Returns the format of rows that hold pixels as stored. Image files are decoded to ``mode``."""
     floats = column.layout == "CHW"
     dtype = getattr(torch, column.dtype) if floats else TENSOR_DTYPES[mode.dtype]

@@ -33,7 +33,7 @@ from packstore.training.loader.division import (
     final_image_size,
     operations_at_decoding,
 )
-from packstore.training.loader.looks import Look, RowFormat, engine_takes, final_format, stored_format
+from packstore.training.loader.looks import Look, RowFormat, engine_takes, final_format, find_stored_format
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.stats import Stats
@@ -94,7 +94,7 @@ class Pipeline:
         self._resident = resident
         self._image = image = dataset.manifest.image
         mode = dataset.reading.pixels
-        stored = stored_format(image, mode)
+        stored = find_stored_format(image, mode)
         lists = [options.augment] if options.views is None else [view.operations for view in options.views.parts]
         for operations in lists if options.pre_transform is None else ():  # a function that may convert the images
             refuse_unsupported(operations, stored.dtype, stored.channels, mode.name)

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from packstore.core.column_types.segments import list_shapes, parse_shapes
 from packstore.core.errors import PackstoreError, StoreError
 from packstore.core.manifest import Column
-from packstore.images.annotations import encode_run_lengths
+from packstore.images.annotations import clip_ring, encode_run_lengths
 from packstore.images.segment_masks import fill_segments
-from packstore.training.augment.outlines import clip_ring, pad_masks
+from packstore.training.augment.outlines import pad_masks
 from packstore.training.augment.targets import Move, Placement, Warp, place_mask
 from packstore.training.loader.columns import (
     ColumnContext,

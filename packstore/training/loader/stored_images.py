@@ -19,7 +19,7 @@ from packstore.images.sniff import HeaderError, sniff
 from packstore.stores import Reader
 from packstore.stores.parts import as_image_array, read_ahead
 from packstore.training.loader.batch_plan import BatchPlan, Header
-from packstore.training.loader.looks import engine_supports, height_width, stored_format
+from packstore.training.loader.looks import engine_supports, find_stored_format, height_width
 from packstore.training.pictures import read_seek_indexes, read_stored_bytes, widen_for_torch
 
 _HEAD = 2048  # where nearly every frame header is
@@ -48,7 +48,7 @@ class StoredImages(ABC):
         self.reader = reader
         self.column = column
         self.mode = mode
-        self.stored = stored_format(column, mode)
+        self.stored = find_stored_format(column, mode)
         self.is_main = column.name == "image"
         self._unchecked = reader.unchecked_reader
         self.cold = COLD_BATCHES

@@ -26,7 +26,7 @@ from packstore.training.loader.column_readers import (
 from packstore.training.loader.columns import BatchColumns, ColumnReaders, NumberedBuffer, Padded
 from packstore.training.loader.device_steps import DeviceSteps, ImageSet
 from packstore.training.loader.division import divide_work
-from packstore.training.loader.looks import Look, final_format, stored_format
+from packstore.training.loader.looks import Look, final_format, find_stored_format
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.stats import Stats
@@ -198,7 +198,7 @@ class ViewSteps:
         self._stats = stats
         self._steps: list[tuple[View, DeviceSteps]] = []
         mode = dataset.reading.pixels
-        stored = stored_format(dataset.manifest.image, mode)
+        stored = find_stored_format(dataset.manifest.image, mode)
         in_threads = dataset.device.type == "cpu" and not whole
         for view in options.views.parts:
             normalizer = Normalizer.for_loader(options, dataset.manifest, mode)
